@@ -1,0 +1,1 @@
+"""What every layer shares: numbers that explain themselves, errors, bounded file reading, schema versions."""

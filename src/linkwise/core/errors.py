@@ -1,0 +1,36 @@
+"""One tree of errors. Each says what was given, what was expected, where, and what to do."""
+
+
+class LinkwiseError(Exception):
+    """Base of every error linkwise raises on purpose. `exit_code` is the command's exit code (DESIGN §3)."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, *, where: str = "", expected: str = "", hint: str = "") -> None:
+        self.message, self.where, self.expected, self.hint = message, where, expected, hint
+        text = f"{where}: {message}" if where else message
+        if expected:
+            text += f"; expected {expected}"
+        if hint:
+            text += f". {hint}"
+        super().__init__(" ".join(text.split()))
+
+
+class InputError(LinkwiseError):
+    """Something the user gave is malformed, unknown, absurd or unreadable."""
+
+    exit_code = 2
+
+
+class NotUnderstood(InputError):
+    """A model configuration has fields this version cannot account for: refused, never guessed."""
+
+
+class Undecidable(LinkwiseError):
+    """The inputs are valid but do not decide the question."""
+
+    exit_code = 3
+
+
+class InternalError(LinkwiseError):
+    """A broken invariant of ours: always a bug to report."""

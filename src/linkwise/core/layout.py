@@ -1,0 +1,122 @@
+"""The degrees of one serving group, and the rank grid every process group is a slice of (DESIGN §3)."""
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from linkwise.core.errors import InputError
+from linkwise.core.schema import Frozen
+
+MAX_DEGREE = 65_536
+
+
+class Layout(Frozen, frozen=True, kw_only=True):
+    """Degrees of one group. Group size = pp · cp · dp_attn · tp, rank order outer to inner in that order.
+
+    tp: tensor parallel of attention. cp: context parallel that adds ranks. dp_attn: attention replicas inside the group
+    that share its experts. dcp divides tp and adds no ranks: it splits the tokens of a tensor group's KV.
+    ep: expert parallel over the cp·dp_attn·tp ranks of a stage; the rest of a stage is moe_tp.
+    sequence_sharded: between tp blocks the tokens are sharded (reduce-scatter + all-gather in place of all-reduce).
+    """
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    dp_attn: int = 1
+    dcp: int = 1
+    ep: int = 1
+    sequence_sharded: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "cp", "dp_attn", "dcp", "ep"):
+            degree = getattr(self, name)
+            if not 1 <= degree <= MAX_DEGREE:
+                raise InputError(f"{name} is {degree}", where="layout", expected=f"1..{MAX_DEGREE}")
+        if self.tp % self.dcp:
+            raise InputError(f"dcp {self.dcp} does not divide tp {self.tp}", where="layout", expected="dcp divides tp")
+        if self.stage_size % self.ep:
+            raise InputError(
+                f"ep {self.ep} does not divide the stage: cp {self.cp} x dp_attn {self.dp_attn} x tp {self.tp}"
+                f" = {self.stage_size}",
+                where="layout",
+                expected="ep divides cp x dp_attn x tp",
+            )
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.cp * self.dp_attn * self.tp
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self.pp * self.stage_size
+
+    @property
+    def moe_tp(self) -> int:
+        """Ranks that share one expert."""
+        return self.stage_size // self.ep
+
+    def __str__(self) -> str:
+        shown = [f"{n}{d}" for n, d in self.degrees().items() if d > 1 or n == "tp"]
+        return " x ".join(shown) + (" seq-sharded" if self.sequence_sharded else "")
+
+    def degrees(self) -> dict[str, int]:
+        """The degrees by name, outer to inner."""
+        return {n: getattr(self, n) for n in ("pp", "cp", "dp_attn", "tp", "dcp", "ep")}
+
+
+def check_product(layout: Layout, ranks: int, *, where: str = "layout") -> None:
+    """Refuse a layout whose degrees do not multiply to the ranks given; the error prints the product."""
+    if layout.size != ranks:
+        raise InputError(
+            f"pp {layout.pp} x cp {layout.cp} x dp_attn {layout.dp_attn} x tp {layout.tp} = {layout.size}",
+            where=where,
+            expected=f"{ranks} ranks",
+        )
+
+
+@lru_cache(maxsize=1024)
+def _grid(layout: Layout) -> npt.NDArray[np.int64]:
+    return np.arange(layout.size).reshape(layout.pp, layout.cp, layout.dp_attn, layout.tp)
+
+
+AXES = ("pp", "cp", "dp_attn", "tp", "dcp", "ep", "moe_tp", "stage")
+
+
+def groups(layout: Layout, axis: str) -> list[tuple[int, ...]]:
+    """Every process group of an axis as tuples of group ranks; each axis partitions the group's ranks.
+
+    axis: pp, cp, dp_attn, tp, dcp (contiguous parts of a tensor group), ep and moe_tp (a stage regridded as
+    ep outer, moe_tp inner), stage (all ranks of a pipeline stage).
+    """
+    grid = _grid(layout)
+    if axis in {"pp", "cp", "dp_attn", "tp"}:
+        position = ("pp", "cp", "dp_attn", "tp").index(axis)
+        rows = np.moveaxis(grid, position, -1).reshape(-1, grid.shape[position])
+    elif axis == "dcp":
+        rows = grid.reshape(-1, layout.dcp)
+    elif axis == "stage":
+        rows = grid.reshape(layout.pp, -1)
+    elif axis in {"ep", "moe_tp"}:
+        regrid = grid.reshape(layout.pp, layout.ep, layout.moe_tp)
+        rows = regrid.reshape(-1, layout.moe_tp) if axis == "moe_tp" else regrid.swapaxes(1, 2).reshape(-1, layout.ep)
+    else:
+        raise InputError(f"unknown axis {axis!r}", where="layout", expected="one of " + ", ".join(AXES))
+    return [tuple(int(r) for r in row) for row in rows]
+
+
+def coordinates(layout: Layout, rank: int) -> dict[str, int]:
+    """The place of a rank on every axis."""
+    pp, cp, dp, tp = (int(x) for x in np.unravel_index(rank, _grid(layout).shape))
+    inside = rank % layout.stage_size
+    return {
+        "pp": pp,
+        "cp": cp,
+        "dp_attn": dp,
+        "tp": tp,
+        "dcp": tp % layout.dcp,
+        "ep": inside // layout.moe_tp,
+        "moe_tp": inside % layout.moe_tp,
+    }

@@ -1,0 +1,205 @@
+"""A number that explains itself (DESIGN §2.2).
+
+The functions that compute our figures are written once and run on three kinds of number: plain int/float, numpy
+arrays (a whole batch axis at once), and `Quantity`, which records the chain. They may branch on a value only through
+`where`, `maximum`, `minimum`, `ceil_div` and friends below: a comparison of quantities is a quantity and refuses to be
+used in an `if`, so a figure's chain can never hide a decision.
+
+    given  : Given = plain            # or Quantity.given
+    hidden = given("hidden", 8192, "elements", "config.json: hidden_size")
+    size   = named("S", hidden * tokens * 2, "B")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+# int | float | bool | numpy array | Quantity. One alias, so that signatures say "a number, in any of its forms".
+Num = Any
+
+
+class Given(Protocol):
+    """How an input enters a computation: `plain` drops the words, `Quantity.given` keeps them."""
+
+    def __call__(self, name: str, value: Num, unit: str = "", source: str = "") -> Num: ...
+
+
+def plain(name: str, value: Num, unit: str = "", source: str = "") -> Num:
+    """The fast path: the value itself."""
+    return value
+
+
+class Quantity:
+    """A recorded number: value, unit, and either a source (an input) or the operation that made it.
+
+    Attributes:
+        value: int, float or bool. Integers stay exact.
+        unit: what the number counts ("B", "s", "tokens", ...); shown, not checked.
+        name: set for inputs and for named intermediate results; empty for anonymous ones.
+        source: where an input came from.
+        op, args: the operation and its operands; empty for an input.
+        note: a sanity line or a remark shown below the step.
+    """
+
+    __slots__ = ("args", "name", "note", "op", "source", "unit", "value")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        value: Any,
+        unit: str = "",
+        name: str = "",
+        source: str = "",
+        op: str = "",
+        args: tuple[Any, ...] = (),
+        note: str = "",
+    ) -> None:
+        self.value, self.unit, self.name, self.source = value, unit, name, source
+        self.op, self.args, self.note = op, args, note
+
+    @staticmethod
+    def given(name: str, value: Num, unit: str = "", source: str = "") -> Quantity:
+        """An input of a computation. A quantity given again keeps its own chain under the new name."""
+        if isinstance(value, Quantity):
+            return Quantity(value.value, unit or value.unit, name, source or value.source, value.op, value.args)
+        return Quantity(value, unit, name, source)
+
+    def __add__(self, other: Num) -> Quantity:
+        return _record("+", self, other, lambda a, b: a + b)
+
+    def __radd__(self, other: Num) -> Quantity:
+        return _record("+", other, self, lambda a, b: a + b)
+
+    def __sub__(self, other: Num) -> Quantity:
+        return _record("-", self, other, lambda a, b: a - b)
+
+    def __rsub__(self, other: Num) -> Quantity:
+        return _record("-", other, self, lambda a, b: a - b)
+
+    def __mul__(self, other: Num) -> Quantity:
+        return _record("*", self, other, lambda a, b: a * b)
+
+    def __rmul__(self, other: Num) -> Quantity:
+        return _record("*", other, self, lambda a, b: a * b)
+
+    def __truediv__(self, other: Num) -> Quantity:
+        return _record("/", self, other, lambda a, b: a / b)
+
+    def __rtruediv__(self, other: Num) -> Quantity:
+        return _record("/", other, self, lambda a, b: a / b)
+
+    def __floordiv__(self, other: Num) -> Quantity:
+        return _record("//", self, other, lambda a, b: a // b)
+
+    def __rfloordiv__(self, other: Num) -> Quantity:
+        return _record("//", other, self, lambda a, b: a // b)
+
+    def __neg__(self) -> Quantity:
+        return _record("-", 0, self, lambda a, b: a - b)
+
+    def __lt__(self, other: Num) -> Quantity:
+        return _record("<", self, other, lambda a, b: a < b)
+
+    def __le__(self, other: Num) -> Quantity:
+        return _record("<=", self, other, lambda a, b: a <= b)
+
+    def __gt__(self, other: Num) -> Quantity:
+        return _record(">", self, other, lambda a, b: a > b)
+
+    def __ge__(self, other: Num) -> Quantity:
+        return _record(">=", self, other, lambda a, b: a >= b)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Quantity does not branch: use where(), maximum(), minimum()")
+
+    def __float__(self) -> float:
+        raise TypeError("a Quantity keeps its chain: use value_of() at the edge")
+
+    def __repr__(self) -> str:
+        return f"{self.name or 'quantity'} = {self.value!r} {self.unit}".rstrip()
+
+
+def _record(op: str, a: Num, b: Num, apply: Callable[[Any, Any], Any]) -> Quantity:
+    return Quantity(apply(value_of(a), value_of(b)), op=op, args=(a, b))
+
+
+def value_of(number: Num) -> Any:
+    """The plain value of a number in any of its forms."""
+    return number.value if isinstance(number, Quantity) else number
+
+
+def named(name: str, number: Num, unit: str = "", note: str = "") -> Num:
+    """Give a result a name and a unit, so that a chain shows it as a step. Plain numbers pass unchanged."""
+    if not isinstance(number, Quantity):
+        return number
+    return Quantity(
+        number.value, unit or number.unit, name, number.source, number.op or "=", number.args or (number,), note
+    )
+
+
+def where(condition: Num, yes: Num, no: Num) -> Num:
+    """`yes` where the condition holds, else `no`; elementwise on arrays."""
+    if any(isinstance(x, Quantity) for x in (condition, yes, no)):
+        chosen = yes if value_of(condition) else no
+        return Quantity(value_of(chosen), op="where", args=(condition, yes, no))
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, yes, no)
+    return yes if condition else no
+
+
+def maximum(a: Num, b: Num) -> Num:
+    """The larger of two numbers; elementwise on arrays."""
+    if isinstance(a, Quantity) or isinstance(b, Quantity):
+        return _record("max", a, b, max)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.maximum(a, b)
+    return max(a, b)
+
+
+def minimum(a: Num, b: Num) -> Num:
+    """The smaller of two numbers; elementwise on arrays."""
+    if isinstance(a, Quantity) or isinstance(b, Quantity):
+        return _record("min", a, b, min)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.minimum(a, b)
+    return min(a, b)
+
+
+def ceil_div(a: Num, b: Num) -> Num:
+    """The least integer not below a / b, exact for integers."""
+    if isinstance(a, Quantity) or isinstance(b, Quantity):
+        return _record("ceil_div", a, b, lambda x, y: -(-x // y))
+    return -(-a // b)
+
+
+def power(a: Num, b: Num) -> Num:
+    """a to the power b, as a float; elementwise on arrays."""
+    if isinstance(a, Quantity) or isinstance(b, Quantity):
+        return _record("**", a, b, lambda x, y: float(x) ** y)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.power(np.asarray(a, dtype=float), b)
+    return float(a) ** b
+
+
+def floor(a: Num) -> Num:
+    """The greatest integer not above a number (an int for scalars, integers as floats for arrays)."""
+    if isinstance(a, Quantity):
+        return Quantity(math.floor(a.value), op="floor", args=(a,))
+    if isinstance(a, np.ndarray):
+        return np.floor(a)
+    return math.floor(a)
+
+
+def total(numbers: Iterable[Num]) -> Num:
+    """A sum whose chain shows every term once, not a ladder of additions. 0 when empty."""
+    terms = tuple(numbers)
+    if any(isinstance(t, Quantity) for t in terms):
+        return Quantity(sum(value_of(t) for t in terms), op="sum", args=terms)
+    result: Num = 0
+    for term in terms:
+        result = result + term
+    return result

@@ -1,0 +1,74 @@
+"""Quantities as people write and read them. GB = 10^9 bytes, GiB = 2^30; never one for the other."""
+
+import math
+import re
+
+from linkwise.core.errors import InputError
+
+GB = 10**9
+GiB = 2**30
+
+_TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BYTES |= {"tib": 2**40}
+_NUMBER = re.compile(r"([+-]?\d+(?:[_,]?\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(\S*)")
+
+
+def _split(text: str, where: str, expected: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text.strip())
+    if not match:
+        raise InputError(f"{text!r} is not a quantity", where=where, expected=expected)
+    value = float(match[1].replace("_", "").replace(",", ""))
+    if not math.isfinite(value):
+        raise InputError(f"{text!r} is not finite", where=where, expected=expected)
+    return value, match[2]
+
+
+def parse_time(text: str, *, where: str = "time") -> float:
+    """Seconds from "40ms", "1s", "250 us". A bare number is refused: its unit would be a guess."""
+    expected = "a positive time with a unit, such as 40ms or 1s"
+    value, unit = _split(text, where, expected)
+    if unit not in _TIME or value <= 0:
+        raise InputError(f"{text!r}", where=where, expected=expected)
+    return value * _TIME[unit]
+
+
+def parse_rate(text: str, *, where: str = "rate") -> float:
+    """Requests per second from "6/s", "90/min", "6 req/s"."""
+    expected = "a positive rate with a unit, such as 6/s or 90/min"
+    value, unit = _split(text, where, expected)
+    unit = unit.removeprefix("requests").removeprefix("req")
+    if not unit.startswith("/") or unit[1:] not in _TIME or value <= 0:
+        raise InputError(f"{text!r}", where=where, expected=expected)
+    return value / _TIME[unit[1:]]
+
+
+def parse_bytes(text: str, *, where: str = "size") -> int:
+    """Bytes from "16GB", "24 GiB", "512MiB"."""
+    expected = "a size with a unit, such as 24GB or 24GiB"
+    value, unit = _split(text, where, expected)
+    if unit.lower() not in _BYTES or value < 0:
+        raise InputError(f"{text!r}", where=where, expected=expected)
+    return round(value * _BYTES[unit.lower()])
+
+
+def show_bytes(count: float) -> str:
+    """Decimal bytes to three or four significant digits: 101.5 GB, 16.4 kB, 512 B."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(count) >= scale * 0.9995:
+            value = count / scale
+            return f"{value:.1f} {unit}" if abs(value) >= 10 else f"{value:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def show_time(seconds: float) -> str:
+    """A duration in the unit people would say it in."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale * 0.9995:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def show_count(count: float) -> str:
+    """A large count with thousands separators, rounded to an integer."""
+    return f"{count:,.0f}"

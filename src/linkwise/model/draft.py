@@ -1,0 +1,185 @@
+"""How a family's reader writes a model down: typed access to config fields, and a list of unquantised weights.
+
+A reader takes every field it needs through `Fields`, so that what it did not account for can be named and refused.
+"""
+
+import re
+from typing import Any
+
+from linkwise.core.errors import InputError, NotUnderstood
+from linkwise.model.types import Layer, Moe, Split, Tensor
+
+_MISSING: Any = object()
+# A leftover field whose name looks like this can change tensors, states or FLOPs: not accounted for means refused.
+_STRUCTURAL = re.compile(
+    r"^(num|n)_|_(size|dim|dims|rank|layers|heads|experts|freq|pattern|patterns|types|interval|window|groups|ratio|ratios"
+    r"|expand|config|configs|latent)$|^(use|enable|add|has|tie)_|_(bias|norm|gate)$"
+)
+# Known never to change a tensor, a state or a FLOP.
+HARMLESS = frozenset(
+    """architectures auto_map model_type transformers_version torch_dtype dtype use_cache _name_or_path id2label label2id
+    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id initializer_range
+    attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop rms_norm_eps layer_norm_eps layer_norm_epsilon
+    norm_eps layernorm_epsilon rope_theta rope_scaling rope_parameters rope_interleave partial_rotary_factor rotary_dim
+    router_aux_loss_coef output_router_logits aux_loss_alpha seq_aux pretraining_tp ep_size quantization_config
+    num_logits_to_keep chunk_size_feed_forward num_beams num_beam_groups num_return_sequences use_bfloat16
+    return_dict return_dict_in_generate output_attentions output_hidden_states output_scores add_cross_attention
+    _attn_implementation _attn_implementation_autoset""".split()
+)
+
+
+class Fields:
+    """A config object. Readers ask by name; `refuse_leftovers` names what nobody asked for."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        if not isinstance(values, dict):
+            raise InputError(f"is a {type(values).__name__}", where=where, expected="an object")
+        self._values, self._where = values, where
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    @property
+    def where(self) -> str:
+        return self._where
+
+    def raw(self, name: str, default: Any = _MISSING) -> Any:
+        """The value as it stands; null counts as absent. Raises NotUnderstood when required and missing."""
+        self._read.add(name)
+        value = self._values.get(name)
+        if value is None:
+            if default is _MISSING:
+                raise NotUnderstood(f"field {name!r} is missing", where=self._where, expected=f"{name} in the config")
+            return default
+        return value
+
+    def integer(self, *names: str, default: int | None = None, least: int = 0, most: int = 10**12) -> int:
+        """The first of several spellings of an integer, within bounds."""
+        for name in names:
+            value = self.raw(name, None)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise InputError(
+                    f"field {name!r} is {value!r}"[:200], where=self._where, expected=f"an integer in {least}..{most}"
+                )
+            return value
+        if default is None:
+            raise NotUnderstood(f"field {' or '.join(map(repr, names))} is missing", where=self._where)
+        return default
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """The first of several spellings of a boolean."""
+        for name in names:
+            value = self.raw(name, None)
+            if value is None:
+                continue
+            if not isinstance(value, bool):
+                raise InputError(f"field {name!r} is {value!r}"[:200], where=self._where, expected="true or false")
+            return value
+        return default
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string field."""
+        value = self.raw(name, _MISSING if default is None else default)
+        if not isinstance(value, str):
+            raise InputError(f"field {name!r} is {value!r}"[:200], where=self._where, expected="a string")
+        return value
+
+    def sequence(self, name: str, length: int | None = None, default: Any = _MISSING) -> list[Any]:
+        """A list field, of a given length when one is required."""
+        value = self.raw(name, default)
+        if value is None:
+            return []
+        if not isinstance(value, list) or (length is not None and len(value) < length):
+            expected = "a list" if length is None else f"a list of at least {length}"
+            raise InputError(f"field {name!r} is {value!r}"[:200], where=self._where, expected=expected)
+        return value
+
+    def section(self, name: str) -> "Fields | None":
+        """A nested object, or None when absent."""
+        value = self.raw(name, None)
+        return None if value is None else Fields(value, f"{self._where}: {name}")
+
+    def ignore(self, *names: str) -> None:
+        """Say that these fields were considered and do not change what the model is made of."""
+        self._read.update(names)
+
+    def leftovers(self) -> list[str]:
+        """Structural-looking fields with a value that no reader asked for."""
+        return sorted(
+            name
+            for name, value in self._values.items()
+            if name not in self._read
+            and name not in HARMLESS
+            and value not in (None, False, [], {}, "")
+            and _STRUCTURAL.search(name)
+        )
+
+    def refuse_leftovers(self) -> None:
+        """A config with a structural field we do not account for is refused, naming the fields."""
+        names = self.leftovers()
+        if names:
+            raise NotUnderstood(
+                "fields not understood: " + ", ".join(names),
+                where=self._where,
+                expected="only fields whose effect on weights and caches is known",
+                hint="Report the model, or drop the fields if they are unused",
+            )
+
+
+class Draft:
+    """A model being written down by its family's reader: layers, weights before quantisation, notes."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        # 0 = not set by the reader: model/read.py then takes the usual field names.
+        self.hidden = 0
+        self.vocab = 0
+        self.max_len = 0
+        # Role prefix -> name of a storage scheme (quant.NAMED) the family itself prescribes, e.g. DeepSeek-V4's fp4
+        # experts; it wins over the config's general scheme, not over one that names the module.
+        self.role_schemes: dict[str, str] = {}
+        self.tensors: list[Tensor] = []
+        self.layers: list[Layer] = []
+        self.notes: list[str] = []
+        self.moe: Moe | None = None
+        self.mtp_layers = 0
+        self.mla_latent = 0
+        self.heads = 0
+        self.kv_heads = 0
+        self.head_dim = 0
+        self.tied = False
+
+    def add(
+        self,
+        name: str,
+        role: str,
+        *shape: int,
+        layer: int = -1,
+        split: Split = Split.NONE,
+        units: int = 0,
+        count: int = 1,
+        dtype: str | None = None,
+    ) -> None:
+        """One unquantised weight (or `count` equal ones); shape is output features first."""
+        from linkwise.core.dtypes import nbytes
+
+        elements = count
+        for extent in shape:
+            elements *= extent
+        kind = dtype or self.dtype
+        self.tensors.append(
+            Tensor(
+                name=name,
+                role=role,
+                layer=layer,
+                shape=shape,
+                dtype=kind,
+                bytes=nbytes(elements, kind),
+                count=count,
+                split=split,
+                units=units,
+            )
+        )

@@ -1,0 +1,231 @@
+"""A model's tensors and states gathered by kind, so that a layout's stages are sums over a few dozen kinds rather than
+over thousands of tensors: the layout search asks this thousands of times."""
+
+from bisect import bisect_left
+from functools import lru_cache
+from typing import NamedTuple
+
+from linkwise.core.dtypes import BITS
+from linkwise.core.layout import Layout
+from linkwise.core.quantity import Num, ceil_div, minimum, total
+from linkwise.engine.base import Engine
+from linkwise.engine.sharding import shard
+from linkwise.model.types import Layer, Model, State, Tensor
+
+
+class Kind(NamedTuple):
+    """Equal tensors of several layers."""
+
+    tensor: Tensor
+    layers: tuple[int, ...]
+
+    def within(self, first: int, end: int) -> int:
+        """How many of them lie in layers first..end-1."""
+        return bisect_left(self.layers, end) - bisect_left(self.layers, first)
+
+
+class Held(NamedTuple):
+    """What one rank of a stage holds of one role."""
+
+    role: str
+    bytes: int
+    elements: int
+    over: tuple[str, ...]
+
+
+class Stage(NamedTuple):
+    """One pipeline stage: decoder layers first..end-1, and whether it is the first or the last."""
+
+    number: int
+    first: int
+    end: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def layers(self) -> int:
+        return self.end - self.first
+
+
+class Inventory:
+    """Kinds of tensors and states of one model. Built once per model; everything else is arithmetic."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.depth = len(model.layers)
+        kinds: dict[tuple[object, ...], tuple[Tensor, list[int]]] = {}
+        for t in model.tensors:
+            key = (t.role, t.shape, t.count, t.dtype, t.split, t.units, t.total_bytes, t.layer < 0)
+            kinds.setdefault(key, (t, []))[1].append(t.layer)
+        self.kinds = tuple(Kind(t, tuple(sorted(layers))) for t, layers in kinds.values())
+        states: dict[State, list[int]] = {}
+        for layer in model.layers:
+            for state in layer.states:
+                states.setdefault(state, []).append(layer.index)
+        self.states = tuple((state, tuple(layers)) for state, layers in states.items())
+        self._mixers = _positions(model.layers, "mixer")
+        self._ffns = _positions(model.layers, "ffn")
+        attention: dict[tuple[int, int | None, int], list[int]] = {}
+        for layer in model.layers:
+            key2 = (layer.attn_flops_per_pair, layer.attends, layer.mixer_flops_per_token)
+            attention.setdefault(key2, []).append(layer.index)
+        self.attention = tuple((key2, tuple(layers)) for key2, layers in attention.items())
+
+    def mixers(self, stage: Stage) -> int:
+        """Layers of a stage that mix tokens (attention, linear attention, Mamba)."""
+        return sum(_count(v, stage) for k, v in self._mixers.items() if k != "none")
+
+    def attention_layers(self, stage: Stage) -> int:
+        """Layers of a stage whose mixer keeps per-token keys and values."""
+        return sum(_count(v, stage) for k, v in self._mixers.items() if k not in {"none", "linear", "mamba"})
+
+    def ffns(self, stage: Stage, kind: str) -> int:
+        """Layers of a stage with a dense or MoE feed-forward."""
+        return _count(self._ffns.get(kind, ()), stage)
+
+
+def _positions(layers: tuple[Layer, ...], field: str) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    for layer in layers:
+        found.setdefault(getattr(layer, field), []).append(layer.index)
+    return {k: tuple(v) for k, v in found.items()}
+
+
+def _count(positions: tuple[int, ...], stage: Stage) -> int:
+    return bisect_left(positions, stage.end) - bisect_left(positions, stage.first)
+
+
+class _ById:
+    """Hash a model by identity: hashing its thousands of tensors would cost more than the inventory."""
+
+    __slots__ = ("model",)
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __hash__(self) -> int:
+        return id(self.model)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.model is self.model
+
+
+@lru_cache(maxsize=16)
+def _cached(key: _ById) -> Inventory:
+    return Inventory(key.model)
+
+
+def inventory(model: Model) -> Inventory:
+    """The model's inventory, built once."""
+    return _cached(_ById(model))
+
+
+def stages(model: Model, layout: Layout, engine: Engine) -> tuple[Stage, ...]:
+    """The pipeline stages an engine cuts the model into."""
+    found, first = [], 0
+    for index, count in enumerate(engine.stage_layers(len(model.layers), layout.pp)):
+        found.append(Stage(index, first, first + count, index == 0, index == layout.pp - 1))
+        first += count
+    return tuple(found)
+
+
+def held(
+    stock: Inventory,
+    stage: Stage,
+    layout: Layout,
+    engine: Engine,
+    *,
+    ep_rank: int = 0,
+    rank: int = 0,
+    mtp: bool = False,
+) -> list[Held]:
+    """Weights one rank of a stage holds, by kind. mtp: whether the multi-token-prediction layers are loaded."""
+    result = []
+    for kind in stock.kinds:
+        tensor = kind.tensor
+        number = _copies(tensor, kind, stage, stock, mtp)
+        if not number:
+            continue
+        one = shard(tensor, layout, engine.convention, vocab_pad=engine.defaults.vocab_pad, ep_rank=ep_rank, rank=rank)
+        result.append(Held(tensor.role, number * one.bytes, number * one.elements, one.over))
+    return result
+
+
+def _copies(tensor: Tensor, kind: Kind, stage: Stage, stock: Inventory, mtp: bool) -> int:
+    if tensor.role.startswith("mtp"):
+        return len(kind.layers) if mtp and stage.is_last else 0
+    if tensor.layer >= 0:
+        return kind.within(stage.first, stage.end)
+    if tensor.role.startswith(("embed", "vision")):
+        # A tied head needs the embedding's rows on the last stage too.
+        tied_copy = tensor.role.startswith("embed") and stock.model.tied and stage.is_last
+        return len(kind.layers) if stage.is_first or tied_copy else 0
+    return len(kind.layers) if stage.is_last else 0
+
+
+def state_heads(state: State, tp: int) -> int:
+    """Heads of a state on one tensor rank: divided while they last, then replicated."""
+    return max(1, -(-state.heads // tp))
+
+
+def token_bytes(state: State, layout: Layout, kv_dtype: str) -> int:
+    """Bytes one kept token (or one request, for a fixed-size state) of one layer takes on one rank, exact."""
+    elements = state.per_token + state.per_request
+    local = elements // state.heads * state_heads(state, layout.tp)
+    dtype = kv_dtype if state.dtype == "kv" else state.dtype
+    return -(-local * BITS[dtype] // 8) + state.extra_bytes_per_token
+
+
+def shards_tokens(state: State, layout: Layout) -> int:
+    """Ranks the tokens of a per-token state are split over (cp and dcp); fixed-size states are not split."""
+    return layout.cp * layout.dcp if state.per_token else 1
+
+
+def request_bytes(
+    stock: Inventory, stage: Stage, layout: Layout, kv_dtype: str, length: Num, *, block_tokens: int = 1
+) -> Num:
+    """Bytes one request of `length` tokens keeps on one rank of a stage, whole blocks."""
+    terms = []
+    for state, layers in stock.states:
+        number = _count(layers, stage)
+        if not number:
+            continue
+        each = token_bytes(state, layout, kv_dtype)
+        if not state.per_token:
+            terms.append(number * each)
+            continue
+        tokens = length if state.window is None else minimum(length, state.window)
+        entries = ceil_div(ceil_div(tokens, state.stride), shards_tokens(state, layout))
+        terms.append(number * each * (ceil_div(entries, block_tokens) * block_tokens))
+    return total(terms)
+
+
+def bytes_per_token(stock: Inventory, stage: Stage, layout: Layout, kv_dtype: str) -> int | None:
+    """KV bytes a token adds on one rank of a stage, before cp/dcp split its tokens; None for a hybrid stack.
+
+    A stack with windows, strides or fixed-size states has no bytes per token: it is never divided.
+    """
+    result = 0
+    for state, layers in stock.states:
+        number = _count(layers, stage)
+        if not number:
+            continue
+        if state.window is not None or state.stride != 1 or not state.per_token:
+            return None
+        result += number * token_bytes(state, layout, kv_dtype)
+    return result
+
+
+__all__ = [
+    "Held",
+    "Inventory",
+    "Stage",
+    "bytes_per_token",
+    "held",
+    "inventory",
+    "request_bytes",
+    "shards_tokens",
+    "stages",
+    "state_heads",
+    "token_bytes",
+]
