@@ -1,5 +1,59 @@
-"""linkwise: which bytes cross which link, how often, and when it matters."""
+"""linkwise: which bytes cross which link, how often, and when it matters.
+
+`linkwise.fit`, `linkwise.plan` and the rest are imported when they are first used, so `import linkwise` stays light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from linkwise._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from linkwise.api import (
+        Fit,
+        NoPlan,
+        Plan,
+        compare,
+        engines,
+        explain,
+        fit,
+        handoff,
+        hardware,
+        load,
+        models,
+        plan,
+        save,
+    )
+    from linkwise.core.errors import InputError, LinkwiseError, NotUnderstood, Undecidable
+
+__all__ = [
+    "Fit",
+    "InputError",
+    "LinkwiseError",
+    "NoPlan",
+    "NotUnderstood",
+    "Plan",
+    "Undecidable",
+    "__version__",
+    "compare",
+    "engines",
+    "explain",
+    "fit",
+    "handoff",
+    "hardware",
+    "load",
+    "models",
+    "plan",
+    "save",
+]
+_ERRORS = ("InputError", "LinkwiseError", "NotUnderstood", "Undecidable")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'linkwise' has no attribute {name!r}")
+    return getattr(import_module("linkwise.core.errors" if name in _ERRORS else "linkwise.api"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

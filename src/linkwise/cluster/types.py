@@ -5,18 +5,36 @@ island may be smaller than a node (bridged pairs), a node, or span nodes (NVL72)
 one node goes over PCIe, between nodes over the NICs.
 """
 
+import math
 from enum import StrEnum
 
+from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
+
+MAX_DEVICES = 1_000_000
+MAX_BPS = 1e15  # a petabyte per second: a thousand times anything that is sold
+MAX_BYTES = 2**50
+FABRICS = ("rail", "fat-tree", "none")
+
+
+def _within(where: str, name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+    """Refuse a number outside low..high (`above`: low itself too). NaN is outside every range."""
+    if not (low < value <= high if above else low <= value <= high):
+        expected = f"above {low:g}, at most {high:g}" if above else f"{low:g}..{high:g}"
+        raise InputError(f"{name} is {value}", where=where, expected=expected)
 
 
 class Accelerator(Frozen, frozen=True, kw_only=True):
     """Facts of one kind of device. Bandwidths in bytes/s per direction, compute in dense FLOP/s.
 
-    memory_bytes: total memory the driver or runtime reports to a process (not the nominal size on the box).
+    memory_bytes: total memory the runtime reports to a process (not the nominal size on the box); memory_source says
+        where the figure is from. driver_memory_bytes: what the driver's tool lists, when known and different; else 0.
     flops: dense peak by compute dtype: bf16, fp8, fp4. A missing key means the device has no such units.
-    scaleup_Bps: sum of scale-up links of one device per direction; 0 when it has none.
-    p2p: True when devices can read each other's memory directly over PCIe (consumer cards cannot).
+    scaleup_Bps: sum of scale-up links of one device per direction; 0 when it has none. scaleup_mesh: the links go
+        straight to each peer (bridges, xGMI), so two devices share only their own link; False = through a switch.
+    pcie_Bps, host_link: the device's link to its host, and the kind of that link (pcie, c2c).
+    p2p: True when devices can read each other's memory directly over PCIe (consumer cards cannot; see note).
+    capability: CUDA compute capability as major*10 + minor; 0 for other makers.
     confidence: "V" verified against a source, "K" from memory and unverified; printed when it matters.
     """
 
@@ -35,6 +53,29 @@ class Accelerator(Frozen, frozen=True, kw_only=True):
     capability: int = 0
     source: str = ""
     confidence: str = "V"
+    driver_memory_bytes: int = 0
+    scaleup_mesh: bool = False
+    host_link: str = "pcie"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"accelerator {self.name!r}"
+        if not self.name:
+            raise InputError("an accelerator without a name", where="accelerator", expected="a non-empty name")
+        _within(where, "memory_bytes", self.memory_bytes, 1, MAX_BYTES)
+        _within(where, "driver_memory_bytes", self.driver_memory_bytes, 0, MAX_BYTES)
+        _within(where, "nominal_GB", self.nominal_GB, 0, 1e6)
+        _within(where, "hbm_Bps", self.hbm_Bps, 0, MAX_BPS, above=True)
+        _within(where, "scaleup_Bps", self.scaleup_Bps, 0, MAX_BPS)
+        _within(where, "scaleup_links", self.scaleup_links, 0, 10_000)
+        _within(where, "pcie_Bps", self.pcie_Bps, 0, MAX_BPS)
+        _within(where, "capability", self.capability, 0, 1000)
+        for dtype, value in self.flops.items():
+            _within(where, f"flops.{dtype}", value, 0, 1e20, above=True)
+        if not self.flops:
+            raise InputError("flops is empty", where=where, expected="dense FLOP/s by dtype, such as {bf16: 989.0e+12}")
+        if self.scaleup_Bps and not self.scaleup_kind:
+            raise InputError("scaleup_Bps without scaleup_kind", where=where, expected="a kind such as nvlink4 or xgmi")
 
 
 class Tier(StrEnum):
@@ -76,7 +117,12 @@ class Constants(Frozen, frozen=True, kw_only=True):
     link_efficiency: by link kind, share of spec bandwidth a large collective reaches.
     latency_us: by "<implementation>.<tier>", `[base, per_step]` microseconds of one call.
     host_us_per_layer: host launch time of one layer without CUDA graphs; a step is never faster than the sum.
+    kernel_us_per_layer: device time of a layer that no byte or FLOP explains (small kernels, gaps between them).
     step_overhead_us: scheduler, sampling and input preparation of one engine step.
+    sources: what each figure rests on, by field or `field.key`.
+
+    Implementations: nccl (captured in a CUDA graph, or launched back to back), custom (an engine's own one-shot
+    kernel, captured), eager (one torch.distributed call launched from the host). Their figures must not be mixed.
     """
 
     label: str
@@ -86,15 +132,40 @@ class Constants(Frozen, frozen=True, kw_only=True):
     latency_us: dict[str, tuple[float, float]]
     host_us_per_layer: float
     step_overhead_us: float
+    kernel_us_per_layer: float = 0.0
     sources: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        where = "constants"
+        _within(where, "hbm_efficiency", self.hbm_efficiency, 0, 1, above=True)
+        _within(where, "flops_efficiency", self.flops_efficiency, 0, 1, above=True)
+        for kind, share in self.link_efficiency.items():
+            _within(where, f"link_efficiency.{kind}", share, 0, 1, above=True)
+        for key, pair in self.latency_us.items():
+            for value in pair:
+                _within(where, f"latency_us.{key}", value, 0, 1e6)
+        for name in ("host_us_per_layer", "step_overhead_us", "kernel_us_per_layer"):
+            _within(where, name, getattr(self, name), 0, 1e6)
+
+    def latency(self, implementation: str, tier: Tier) -> tuple[float, float]:
+        """`(base, per_step)` microseconds of one call. Raises InputError when the tier has no such implementation."""
+        if tier is Tier.DEVICE:
+            return 0.0, 0.0
+        key = f"{implementation}.{tier.value}"
+        if key not in self.latency_us:
+            known = ", ".join(sorted(self.latency_us))
+            raise InputError(f"no latency for {key}", where=f"constants ({self.label})", expected=f"one of {known}")
+        return self.latency_us[key]
 
 
 class Cluster(Frozen, frozen=True, kw_only=True):
     """A homogeneous-accelerator cluster with its links.
 
-    island_size: devices per scale-up domain (1 when there is none).
+    island_size: devices per scale-up domain (1 when there is none); divides a node, or is a whole number of nodes.
     nics_per_node, nic_Bps: scale-out NICs and the bandwidth of one, bytes/s per direction; 0 on a single box.
+    fabric: rail (NIC i of every node on switch i), fat-tree (a leaf switch per node), or none.
     oversubscription: >= 1; the fabric's core carries 1/oversubscription of what the leaves can send.
+    host_memory_bytes: of one node; 0 when not known.
     """
 
     name: str
@@ -111,6 +182,55 @@ class Cluster(Frozen, frozen=True, kw_only=True):
     numa_per_node: int = 1
     source: str = ""
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        where = f"cluster {self.name!r}"
+        _within(where, "nodes", self.nodes, 1, MAX_DEVICES)
+        _within(where, "devices_per_node", self.devices_per_node, 1, MAX_DEVICES)
+        _within(where, "nodes x devices_per_node", self.size, 1, MAX_DEVICES)
+        _within(where, "island_size", self.island_size, 1, self.size)
+        _within(where, "nics_per_node", self.nics_per_node, 0, 1024)
+        _within(where, "nic_Bps", self.nic_Bps, 0, MAX_BPS)
+        _within(where, "oversubscription", self.oversubscription, 1, 1000)
+        _within(where, "host_memory_bytes", self.host_memory_bytes, 0, MAX_BYTES)
+        _within(where, "numa_per_node", self.numa_per_node, 1, 1024)
+        self._check_shape(where)
+
+    def _check_shape(self, where: str) -> None:
+        """Every two devices must have a path, and an island must not straddle nodes."""
+        island, node = self.island_size, self.devices_per_node
+        # A last, smaller island is fine on one machine: three cards, two of them bridged.
+        if island % node and node % island and self.nodes > 1:
+            raise InputError(
+                f"island_size {island} straddles nodes of {node} devices",
+                where=where,
+                expected="an island_size that divides devices_per_node, or is a multiple of it",
+            )
+        if island > 1 and not self.accelerator.scaleup_Bps:
+            raise InputError(
+                f"island_size {island}, but {self.accelerator.name} has no scale-up links",
+                where=where,
+                expected="island_size: none, or an accelerator with scaleup_Bps above 0",
+            )
+        if island < node and not self.accelerator.pcie_Bps:
+            raise InputError(
+                f"devices of a node outside an island of {island} have no path: pcie_Bps is 0",
+                where=where,
+                expected="pcie_Bps above 0, or an island of the whole node",
+            )
+        if self.fabric not in FABRICS:
+            raise InputError(f"fabric is {self.fabric!r}", where=where, expected="one of " + ", ".join(FABRICS))
+        if bool(self.nics_per_node) != bool(self.nic_Bps):
+            raise InputError(
+                f"{self.nics_per_node} NICs of {self.nic_Bps:g} B/s", where=where, expected="both above 0, or both 0"
+            )
+        if island < self.size and self.nodes > 1 and (not self.nics_per_node or self.fabric == "none"):
+            raise InputError(
+                f"{self.nodes} nodes without a network between them",
+                where=where,
+                expected="nics above 0 and a fabric of kind rail or fat-tree",
+                hint="In YAML: nics: {count: 1, Gbps: 100} and fabric: {kind: fat-tree}",
+            )
 
     @property
     def size(self) -> int:
@@ -132,19 +252,32 @@ class Cluster(Frozen, frozen=True, kw_only=True):
             return Tier.NODE
         return Tier.CLUSTER
 
-    def bandwidth(self, tier: Tier) -> float:
-        """Effective bytes/s per direction of one device's port at a tier (link efficiency applied)."""
-        kind, spec = self.port(tier)
+    def bandwidth(self, tier: Tier, ranks: int | None = None) -> float:
+        """Effective bytes/s per direction of one device's port at a tier (link efficiency applied).
+
+        ranks: how many devices take part; on a mesh island a smaller group reaches only the links between its members.
+        None = the whole island.
+        """
+        kind, spec = self.port(tier, ranks)
         return spec * self.constants.link_efficiency.get(kind, 1.0)
 
-    def port(self, tier: Tier) -> tuple[str, float]:
-        """The kind of link and its spec bytes/s per direction that one device has at a tier."""
+    def port(self, tier: Tier, ranks: int | None = None) -> tuple[str, float]:
+        """The kind of link and its spec bytes/s per direction that one device has at a tier (see `bandwidth`)."""
+        device = self.accelerator
         if tier is Tier.ISLAND:
-            return self.accelerator.scaleup_kind, self.accelerator.scaleup_Bps
+            share = 1.0
+            if device.scaleup_mesh and ranks is not None and self.island_size > 1:
+                share = min(1.0, (max(ranks, 2) - 1) / (self.island_size - 1))
+            return device.scaleup_kind, device.scaleup_Bps * share
         if tier is Tier.NODE:
-            return "pcie", self.accelerator.pcie_Bps
+            return self.host_kind, device.pcie_Bps
         if tier is Tier.CLUSTER:
-            # NICs are shared when a node has fewer of them than devices.
-            per_device = min(1.0, self.nics_per_node / self.devices_per_node)
-            return "nic", self.nic_Bps * per_device / self.oversubscription
-        return "none", float("inf")
+            # NICs are shared when a node has fewer than devices; one with several cannot outrun its own host link.
+            share_Bps = self.nic_Bps * self.nics_per_node / self.devices_per_node
+            return "nic", min(share_Bps, device.pcie_Bps or math.inf) / self.oversubscription
+        return "none", math.inf
+
+    @property
+    def host_kind(self) -> str:
+        """Kind of the path between devices of a node outside islands: direct, or copied through host memory."""
+        return self.accelerator.host_link if self.accelerator.p2p else f"{self.accelerator.host_link}-host"

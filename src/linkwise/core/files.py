@@ -1,11 +1,13 @@
-"""Bounded reading of files that are hostile until validated."""
+"""Bounded reading of files that are hostile until validated, and writing that is whole or not at all."""
 
 import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -16,8 +18,9 @@ MAX_TEXT_BYTES = 32 * 2**20
 MAX_YAML_BYTES = 2 * 2**20
 
 
-def read_bytes(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """Contents of a regular file of at most `max_bytes` bytes. Raises InputError, never OSError."""
+@contextmanager
+def open_regular(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file opened for reading, and its size in bytes. Raises InputError, never OSError, on opening."""
     try:
         # O_NONBLOCK: a FIFO given as a config must be refused, not waited for.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -32,8 +35,14 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise InputError("not a regular file", where=str(path), expected="a regular file")
-        if status.st_size > max_bytes:
-            raise InputError(f"{status.st_size} bytes", where=str(path), expected=f"at most {max_bytes} bytes")
+        yield file, status.st_size
+
+
+def read_bytes(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+    """Contents of a regular file of at most `max_bytes` bytes. Raises InputError, never OSError."""
+    with open_regular(path) as (file, size):
+        if size > max_bytes:
+            raise InputError(f"{size} bytes", where=str(path), expected=f"at most {max_bytes} bytes")
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise InputError(f"more than {max_bytes} bytes", where=str(path), expected=f"at most {max_bytes} bytes")
@@ -77,17 +86,31 @@ def read_yaml_object(path: str | Path) -> dict[str, Any]:
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _NoAliasLoader(_LOADER):  # type: ignore[misc]
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not accepted")
-        return super().compose_node(parent, index)
+def _load_yaml(text: str) -> Any:
+    """The value of one document. A node reached twice is an alias, whichever loader composed it."""
+    loader = _LOADER(text)
+    try:
+        root = loader.get_single_node()
+        seen: set[int] = set()
+        open_nodes = [] if root is None else [root]
+        while open_nodes:
+            node = open_nodes.pop()
+            if id(node) in seen:
+                raise yaml.YAMLError("aliases are not accepted")
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                open_nodes.extend(part for pair in node.value for part in pair)
+            elif isinstance(node, yaml.SequenceNode):
+                open_nodes.extend(node.value)
+        return None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def parse_yaml_object(text: str, *, where: str) -> dict[str, Any]:
     """A YAML mapping from text, without aliases."""
     try:
-        value = yaml.load(text, Loader=_NoAliasLoader)  # noqa: S506 - a subclass of the safe loader
+        value = _load_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
@@ -96,3 +119,30 @@ def parse_yaml_object(text: str, *, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"the top level is a {type(value).__name__}", where=where, expected="a YAML mapping")
     return value
+
+
+def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file completely or leave what was there. mode: permissions of a new file, before the umask.
+
+    Raises InputError, never OSError. What is not a regular file (a terminal, a pipe) is written to as it is.
+    """
+    target = os.path.realpath(path)
+    beside = f"{target}.{os.getpid()}.part"
+    try:
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "wb") as file:
+                file.write(data)
+            return
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(beside, target)
+        except BaseException:
+            os.unlink(beside)
+            raise
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        raise InputError(f"cannot be written: {reason}", where=str(path)) from None

@@ -197,9 +197,7 @@ def floor(a: Num) -> Num:
 def total(numbers: Iterable[Num]) -> Num:
     """A sum whose chain shows every term once, not a ladder of additions. 0 when empty."""
     terms = tuple(numbers)
-    if any(isinstance(t, Quantity) for t in terms):
-        return Quantity(sum(value_of(t) for t in terms), op="sum", args=terms)
     result: Num = 0
-    for term in terms:
-        result = result + term
-    return result
+    for term in terms:  # not sum(): from Python 3.12 on it compensates rounding, which arrays do not
+        result = result + value_of(term)
+    return Quantity(result, op="sum", args=terms) if any(isinstance(t, Quantity) for t in terms) else result

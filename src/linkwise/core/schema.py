@@ -7,7 +7,9 @@ import msgspec
 from linkwise.core.errors import InputError
 
 PLAN_SCHEMA = "linkwise.plan/1"
+FIT_SCHEMA = "linkwise.fit/1"
 CLUSTER_SCHEMA = "linkwise.cluster/1"
+WORKLOAD_SCHEMA = "linkwise.workload/1"
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,8 +2,11 @@
 holds what needs code: which layouts it refuses, how it cuts a pipeline, its flags and their reverse."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Literal
 
+from linkwise.cluster.types import Accelerator
+from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
 from linkwise.model.types import Model
@@ -12,7 +15,7 @@ from linkwise.model.types import Model
 class Options(Frozen, frozen=True, kw_only=True):
     """What a user may choose besides the layout. None = the engine's default.
 
-    weight_dtype: a what-if: store linear weights in this dtype (fp8, int4, nvfp4); None = as the checkpoint stores them.
+    weight_dtype: a what-if: store linear weights in this dtype (fp8, int4, nvfp4); None = as the checkpoint has them.
     max_batched_tokens: most tokens of one step. max_seqs: most requests of one step. max_model_len: longest request.
     mtp_tokens: speculative tokens per step drawn by MTP/draft heads (0 = heads not loaded).
     lora_*: adapters resident at once, their rank, and the role prefixes they target.
@@ -39,16 +42,41 @@ class Options(Frozen, frozen=True, kw_only=True):
     microbatches: int | None = None
     eager: bool = False
 
+    def __post_init__(self) -> None:
+        for field, (least, most) in _RANGES.items():
+            value = getattr(self, field)
+            # Written so that NaN is refused as well.
+            if value is not None and not least <= value <= most:
+                raise InputError(f"{field} is {value}", where="options", expected=f"{least}..{most}")
+
+
+# What no engine accepts or no machine holds is a typing error.
+_RANGES: dict[str, tuple[float, float]] = {
+    "memory_utilization": (0.01, 1.0),
+    "max_batched_tokens": (1, 10_000_000),
+    "max_seqs": (1, 1_000_000),
+    "max_model_len": (1, 100_000_000),
+    "block_tokens": (1, 65_536),
+    "mtp_tokens": (0, 64),
+    "lora_count": (0, 100_000),
+    "lora_rank": (1, 8_192),
+    "prefix_cache_tokens": (0, 1_000_000_000),
+    "moe_skew": (1.0, 1_000.0),
+    "microbatches": (1, 4_096),
+}
+
 
 class Defaults(Frozen, frozen=True, kw_only=True):
     """An engine version's defaults, as its documentation or source states them.
 
-    memory_utilization: share of device memory the engine budgets (of the total, or of what is free after loading
-    weights when `utilization_of` is "free").
+    memory_utilization: share of device memory the engine budgets. utilization_of says of what: "total" = device memory,
+        and the budget holds weights, KV, activations and runtime; "free" = what is free after loading weights and a
+        trial run, and it all goes to KV; "static" = device memory, and the budget holds weights and KV only
+        (activations, graphs and runtime live in the rest).
     """
 
     memory_utilization: float
-    utilization_of: Literal["total", "free"]
+    utilization_of: Literal["total", "free", "static"]
     max_batched_tokens: int
     max_seqs: int
     block_tokens: int
@@ -62,8 +90,12 @@ class Memory(Frozen, frozen=True, kw_only=True):
 
     runtime_bytes: CUDA context and libraries outside the allocator, one rank alone. collective_bytes: added per rank
     when it is in a tensor, expert or pipeline group. graph_bytes: CUDA graphs; graphs_in_budget: whether the engine
-    counts them inside the utilisation budget. sampler_copies: float32 copies of max_seqs x vocab the sampler peak holds.
-    activation_factors: (hidden multiples, intermediate multiples) of the dense layer's peak, elements per token.
+    counts them inside the utilisation budget. sampler_copies: float32 copies of max_seqs x vocab at the sampler's peak.
+    sampler_hidden: hidden-sized 2-byte copies of every batched token still alive at that peak.
+    activation_hidden, activation_intermediate: hidden and intermediate multiples alive at a gated layer's peak,
+        elements per token. activation_reduce: hidden multiples more in a tensor group (its all-reduce is not in place).
+    moe_chunk_tokens: tokens an expert layer's buffers hold at once; 0 = all of a step.
+    expert_pad: by Model.quantization, the multiples (hidden, intermediate) an expert kernel pads its weights to.
     """
 
     runtime_bytes: int
@@ -74,6 +106,10 @@ class Memory(Frozen, frozen=True, kw_only=True):
     activation_hidden: float
     activation_intermediate: float
     host_bytes: int = 0
+    sampler_hidden: float = 0.0
+    activation_reduce: float = 0.0
+    moe_chunk_tokens: int = 0
+    expert_pad: dict[str, tuple[int, int]] = {}
 
 
 class Convention(Frozen, frozen=True, kw_only=True):
@@ -91,7 +127,10 @@ class Convention(Frozen, frozen=True, kw_only=True):
     dispatch_dedup_node: True = a token crosses to a node once, then fans out inside it.
     mlp_over, shared_over: over which axes dense MLPs and shared experts are sharded when dp_attn > 1 or ep > 1:
         "tp" (replicated over dp_attn), "stage" (over all ranks of the stage), "none" (replicated everywhere).
-    head_over: axis of the head and embedding: "tp" or "stage".
+    head_over: axis of the head and embedding: "tp" or "stage". embed_over: the embedding's own axis where it differs
+        ("" = as head_over). embed_reduce: False = the split embedding's all-reduce is left out (textbook).
+    all_reduce, all_reduce_small: implementation of a tensor group's all-reduce ("nccl", "custom"); the small one serves
+        payloads up to small_bytes[tensor group size as text], inside one node only.
     kv_heads_replicate: True = tp beyond the KV heads replicates them (False = refused).
     supported: False while the convention has not been compared with the real engine or a published table.
     """
@@ -114,6 +153,9 @@ class Convention(Frozen, frozen=True, kw_only=True):
     all_reduce_small: str = "nccl"
     small_bytes: dict[str, int] = {}
     supported: bool = False
+    embed_over: str = ""
+    kv_heads_replicate: bool = True
+    embed_reduce: bool = True
 
 
 class Refusal(Frozen, frozen=True, kw_only=True):
@@ -145,6 +187,22 @@ class Engine(ABC):
     memory: Memory
     convention: Convention
 
+    def defaults_for(self, accelerator: Accelerator | None, layout: Layout | None = None) -> Defaults:
+        """Defaults where they depend on the device (and layout); without a device, those of a large data-centre GPU."""
+        return self.defaults
+
+    def convention_for(self, model: Model, layout: Layout, options: Options) -> Convention:
+        """The convention where it depends on the layout or on an option (what is replicated, how experts exchange)."""
+        return self.convention
+
+    def warnings(self, model: Model, layout: Layout) -> tuple[str, ...]:
+        """What may go wrong although the engine accepts the layout; each names a workaround."""
+        return ()
+
+    def files(self, layout: Layout, options: Options) -> dict[str, str]:
+        """Files `command` refers to, name to text; empty for engines whose flags say everything."""
+        return {}
+
     @abstractmethod
     def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
         """The first reason this engine version would not start the layout for the model; None when it would."""
@@ -158,17 +216,30 @@ class Engine(ABC):
         """The launch command of one deployment as an argument list."""
 
     @abstractmethod
-    def parse(self, arguments: list[str]) -> Parsed:
-        """The reverse of `command`. Raises InputError on a flag that changes layout or memory and is not known."""
+    def parse(
+        self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None
+    ) -> Parsed:
+        """The reverse of `command`. Raises InputError on a flag that changes layout or memory and is not known.
 
-    def resolve(self, options: Options, model: Model) -> "Resolved":
-        """Options with the engine's defaults filled in."""
-        block = self.defaults.block_tokens_mla if model.is_mla else self.defaults.block_tokens
+        model: what is served, where a flag means different things for dense and MoE models.
+        files: texts of files the command names (see `files`).
+        """
+
+    def resolve(
+        self,
+        options: Options,
+        model: Model,
+        accelerator: Accelerator | None = None,
+        layout: Layout | None = None,
+    ) -> "Resolved":
+        """Options with the engine's defaults filled in, those of the accelerator when one is given."""
+        defaults = self.defaults_for(accelerator, layout)
+        block = defaults.block_tokens_mla if model.is_mla else defaults.block_tokens
         pick = options
         return Resolved(
-            memory_utilization=pick.memory_utilization or self.defaults.memory_utilization,
-            max_batched_tokens=pick.max_batched_tokens or self.defaults.max_batched_tokens,
-            max_seqs=pick.max_seqs or self.defaults.max_seqs,
+            memory_utilization=pick.memory_utilization or defaults.memory_utilization,
+            max_batched_tokens=pick.max_batched_tokens or defaults.max_batched_tokens,
+            max_seqs=pick.max_seqs or defaults.max_seqs,
             max_model_len=pick.max_model_len or model.max_len,
             block_tokens=pick.block_tokens or block,
         )

@@ -139,8 +139,11 @@ class Draft:
         self.vocab = 0
         self.max_len = 0
         # Role prefix -> name of a storage scheme (quant.NAMED) the family itself prescribes, e.g. DeepSeek-V4's fp4
-        # experts; it wins over the config's general scheme, not over one that names the module.
+        # experts, or "" for weights it keeps in the model's dtype; it wins over the config's general scheme, not over
+        # one that names the module.
         self.role_schemes: dict[str, str] = {}
+        # Storage dtype of block-FP8 scales: float32 in DeepSeek-V3.x and its followers, float8_e8m0 in DeepSeek-V4.
+        self.fp8_scale_dtype = "float32"
         self.tensors: list[Tensor] = []
         self.layers: list[Layer] = []
         self.notes: list[str] = []

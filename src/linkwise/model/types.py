@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from linkwise.core.quantity import Num, minimum
 from linkwise.core.schema import Frozen
 
 
@@ -95,7 +96,10 @@ class Layer(Frozen, frozen=True, kw_only=True):
     ffn: dense, moe or none.
     attn_flops_per_pair: FLOPs of one query token attending one key token, all heads (2·heads·(qk_dim + v_dim)).
     attends: keys a query attends at most (window, chunk or sparse top-k); None = all before it.
-    mixer_flops_per_token: FLOPs of a token beside matmuls with weights (recurrence of linear attention, index scores).
+    attends_stride: compressed attention: one key stands for this many tokens. attends_window: latest tokens attended
+        beside those keys. index_flops_per_pair: FLOPs of scoring one candidate key for a sparse top-k.
+        `keys` and `context_flops` put these together.
+    mixer_flops_per_token: FLOPs of a token beside matmuls with weights, whatever its context (recurrence, convolution).
     """
 
     index: int
@@ -104,7 +108,24 @@ class Layer(Frozen, frozen=True, kw_only=True):
     states: tuple[State, ...] = ()
     attn_flops_per_pair: int = 0
     attends: int | None = None
+    attends_stride: int = 1
+    attends_window: int = 0
+    index_flops_per_pair: int = 0
     mixer_flops_per_token: int = 0
+
+    def keys(self, context: Num) -> Num:
+        """Keys one query attends when `context` tokens (itself included) are there to see."""
+        kept = context // self.attends_stride if self.attends_stride > 1 else context
+        if self.attends is not None:
+            kept = minimum(kept, self.attends)
+        return kept + minimum(context, self.attends_window) if self.attends_window else kept
+
+    def context_flops(self, context: Num) -> Num:
+        """FLOPs of one query that grow with its context: attention, and the scores a sparse top-k is chosen by."""
+        flops = self.attn_flops_per_pair * self.keys(context)
+        if self.index_flops_per_pair:
+            flops = flops + self.index_flops_per_pair * (context // self.attends_stride)
+        return flops
 
 
 class Moe(Frozen, frozen=True, kw_only=True):

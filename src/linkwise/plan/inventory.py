@@ -8,7 +8,7 @@ from typing import NamedTuple
 from linkwise.core.dtypes import BITS
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Num, ceil_div, minimum, total
-from linkwise.engine.base import Engine
+from linkwise.engine.base import Convention, Engine
 from linkwise.engine.sharding import shard
 from linkwise.model.types import Layer, Model, State, Tensor
 
@@ -25,12 +25,14 @@ class Kind(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What one rank of a stage holds of one role."""
+    """What one rank of a stage holds of one role. `whole`: bytes of the same tensors before any division."""
 
     role: str
     bytes: int
     elements: int
     over: tuple[str, ...]
+    dtype: str
+    whole: int
 
 
 class Stage(NamedTuple):
@@ -58,6 +60,7 @@ class Inventory:
             key = (t.role, t.shape, t.count, t.dtype, t.split, t.units, t.total_bytes, t.layer < 0)
             kinds.setdefault(key, (t, []))[1].append(t.layer)
         self.kinds = tuple(Kind(t, tuple(sorted(layers))) for t, layers in kinds.values())
+        self.weight_bytes = sum(k.tensor.total_bytes * len(k.layers) for k in self.kinds)
         states: dict[State, list[int]] = {}
         for layer in model.layers:
             for state in layer.states:
@@ -138,16 +141,22 @@ def held(
     ep_rank: int = 0,
     rank: int = 0,
     mtp: bool = False,
+    convention: Convention | None = None,
 ) -> list[Held]:
-    """Weights one rank of a stage holds, by kind. mtp: whether the multi-token-prediction layers are loaded."""
+    """Weights one rank of a stage holds, by kind. mtp: whether the multi-token-prediction layers are loaded.
+
+    convention: the engine's for this layout where it depends on it (`Engine.convention_for`).
+    """
+    rules = convention or engine.convention
     result = []
     for kind in stock.kinds:
         tensor = kind.tensor
         number = _copies(tensor, kind, stage, stock, mtp)
         if not number:
             continue
-        one = shard(tensor, layout, engine.convention, vocab_pad=engine.defaults.vocab_pad, ep_rank=ep_rank, rank=rank)
-        result.append(Held(tensor.role, number * one.bytes, number * one.elements, one.over))
+        one = shard(tensor, layout, rules, vocab_pad=engine.defaults.vocab_pad, ep_rank=ep_rank, rank=rank)
+        whole = number * tensor.total_bytes
+        result.append(Held(tensor.role, number * one.bytes, number * one.elements, one.over, tensor.dtype, whole))
     return result
 
 
@@ -171,7 +180,9 @@ def state_heads(state: State, tp: int) -> int:
 def token_bytes(state: State, layout: Layout, kv_dtype: str) -> int:
     """Bytes one kept token (or one request, for a fixed-size state) of one layer takes on one rank, exact."""
     elements = state.per_token + state.per_request
-    local = elements // state.heads * state_heads(state, layout.tp)
+    # dcp splits tokens over ranks that would hold copies of a head, so heads divide over the other tp / dcp ranks.
+    heads = state_heads(state, layout.tp // layout.dcp if state.per_token else layout.tp)
+    local = elements // state.heads * heads
     dtype = kv_dtype if state.dtype == "kv" else state.dtype
     return -(-local * BITS[dtype] // 8) + state.extra_bytes_per_token
 
@@ -181,23 +192,36 @@ def shards_tokens(state: State, layout: Layout) -> int:
     return layout.cp * layout.dcp if state.per_token else 1
 
 
-def request_bytes(
+def _up(count: Num, parts: int) -> Num:
+    """Rounded-up share; a chain shows no division by one."""
+    return ceil_div(count, parts) if parts > 1 else count
+
+
+def request_parts(
     stock: Inventory, stage: Stage, layout: Layout, kv_dtype: str, length: Num, *, block_tokens: int = 1
-) -> Num:
-    """Bytes one request of `length` tokens keeps on one rank of a stage, whole blocks."""
-    terms = []
+) -> list[tuple[State, Num]]:
+    """Bytes one request of `length` tokens keeps on one rank of a stage, state by state, whole blocks."""
+    parts: list[tuple[State, Num]] = []
     for state, layers in stock.states:
         number = _count(layers, stage)
         if not number:
             continue
         each = token_bytes(state, layout, kv_dtype)
         if not state.per_token:
-            terms.append(number * each)
+            parts.append((state, number * each))
             continue
         tokens = length if state.window is None else minimum(length, state.window)
-        entries = ceil_div(ceil_div(tokens, state.stride), shards_tokens(state, layout))
-        terms.append(number * each * (ceil_div(entries, block_tokens) * block_tokens))
-    return total(terms)
+        entries = _up(_up(tokens, state.stride), shards_tokens(state, layout))
+        parts.append((state, number * each * (_up(entries, block_tokens) * block_tokens)))
+    return parts
+
+
+def request_bytes(
+    stock: Inventory, stage: Stage, layout: Layout, kv_dtype: str, length: Num, *, block_tokens: int = 1
+) -> Num:
+    """Bytes one request of `length` tokens keeps on one rank of a stage, whole blocks."""
+    parts = request_parts(stock, stage, layout, kv_dtype, length, block_tokens=block_tokens)
+    return total(size for _, size in parts)
 
 
 def bytes_per_token(stock: Inventory, stage: Stage, layout: Layout, kv_dtype: str) -> int | None:
@@ -224,6 +248,7 @@ __all__ = [
     "held",
     "inventory",
     "request_bytes",
+    "request_parts",
     "shards_tokens",
     "stages",
     "state_heads",

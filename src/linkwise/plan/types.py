@@ -4,7 +4,7 @@ from typing import Any
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
-from linkwise.core.schema import PLAN_SCHEMA, Frozen
+from linkwise.core.schema import FIT_SCHEMA, PLAN_SCHEMA, Frozen
 from linkwise.engine.base import Options, Resolved
 from linkwise.model.types import Model
 from linkwise.workload.types import Workload
@@ -194,8 +194,26 @@ class Plan(Frozen, frozen=True, kw_only=True):
     chosen: Candidate
     runner_up: Candidate | None
     rejected: tuple[Rejection, ...]
+    considered: int
     decisions: tuple[Decision, ...]
     figures: dict[str, float]
+    textbook: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
+
+
+class NoPlan(Frozen, frozen=True, kw_only=True):
+    """No layout is feasible: the resource that is short in the layout that came nearest, and the nearest changes."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    engine: str
+    engine_version: str
+    options: Options
+    considered: int
+    nearest: Rejection
+    rejected: tuple[Rejection, ...]
+    changes: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -205,6 +223,7 @@ class Fit(Frozen, frozen=True, kw_only=True):
     nearest: the smallest changes that would make it fit, in order.
     """
 
+    schema: str = FIT_SCHEMA
     model: Model
     cluster: Cluster
     workload: Workload

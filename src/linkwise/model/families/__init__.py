@@ -52,6 +52,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "minimax_m3_vl": "minimax_m3:read",
         "minimax_m3_text": "minimax_m3:read",
         "mimo_v2_flash": "mimo_v2_flash:read",
+        "step3p5": "step3p7:read",
         "step3p7": "step3p7:read",
         "deepseek_v32": "deepseek_v32:read",
         "deepseek_v4": "deepseek_v4:read",
@@ -84,12 +85,16 @@ WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
         "qwen3_vl_moe": _QWEN_VL,
         "qwen3_5": _QWEN_VL,
         "qwen3_5_moe": _QWEN_VL,
-        "llama4": Wrapper("language_model.model.", "language_model.lm_head", "vision:llama4"),
+        "llama4": Wrapper("language_model.model.", "language_model.lm_head"),
         "mistral3": Wrapper("language_model.model.", "language_model.lm_head", "vision:mistral3"),
-        "kimi_k25": Wrapper("language_model.model.", "language_model.lm_head", "", ("use_unified_vision_chunk",)),
-        "kimi_k3": Wrapper("language_model.model.", "language_model.lm_head", "", ("use_unified_vision_chunk",)),
-        "gemma4": Wrapper("model.language_model.", "lm_head"),
-        "minimax_m3_vl": Wrapper("language_model.model.", "language_model.lm_head"),
+        "kimi_k25": Wrapper(
+            "language_model.model.", "language_model.lm_head", "vision:kimi_k25", ("use_unified_vision_chunk",)
+        ),
+        "kimi_k3": Wrapper(
+            "language_model.model.", "language_model.lm_head", "kimi_linear:vision", ("use_unified_vision_chunk",)
+        ),
+        "gemma4": Wrapper("model.language_model.", "lm_head", "gemma4:vision"),
+        "minimax_m3_vl": Wrapper("language_model.model.", "language_model.lm_head", "minimax_m3:vision"),
     }
 )
 
@@ -107,7 +112,7 @@ def reader(model_type: str, *, where: str) -> Reader:
     return cast(Reader, _load(entry))
 
 
-def vision(wrapper: Wrapper) -> Vision | None:
+def vision_counter(wrapper: Wrapper) -> Vision | None:
     """The function that counts a wrapper's vision tower, or None when nothing does."""
     return cast(Vision, _load(wrapper.vision)) if wrapper.vision else None
 

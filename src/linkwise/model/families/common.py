@@ -7,7 +7,10 @@ norm.input, norm.post_attn, ...; of the stack: norm.final, embed, head.
 
 from typing import NamedTuple
 
+import msgspec
+
 from linkwise.core import dtypes
+from linkwise.core.errors import InputError
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.types import Layer, Moe, Split, State
 
@@ -42,16 +45,17 @@ class Site(NamedTuple):
         units: int = 0,
         bias: bool = False,
         count: int = 1,
+        dtype: str | None = None,
     ) -> None:
         """A projection, output features first; a bias splits with the outputs (whole when the inputs are split)."""
         name, role = f"{self.name}.{child}", self.under + role
-        self.draft.add(name, role, outputs, inputs, layer=self.layer, split=split, units=units, count=count)
+        self.draft.add(
+            name, role, outputs, inputs, layer=self.layer, split=split, units=units, count=count, dtype=dtype
+        )
         if bias:
             kind = Split.NONE if split is Split.ROW else split
             of = 0 if kind is Split.NONE else units
-            self.draft.add(
-                f"{name}.bias", f"{role}.bias", outputs, layer=self.layer, split=kind, units=of, count=count
-            )
+            self.draft.add(f"{name}.bias", f"{role}.bias", outputs, layer=self.layer, split=kind, units=of, count=count)
 
     def vector(
         self,
@@ -123,7 +127,8 @@ def gqa(
 
     qk_norm: "head" (one vector of head_dim shared by heads) or "full" (one element per feature of all heads).
     gated: the query projection also makes an output gate, twice as wide. sinks: one learned logit per head.
-    Shapes: q [heads·head_dim, hidden], k [kv_heads·head_dim, hidden], v [kv_heads·v_dim, hidden], o [hidden, heads·v_dim].
+    Shapes: q [heads·head_dim, hidden], k [kv_heads·head_dim, hidden], v [kv_heads·v_dim, hidden],
+    o [hidden, heads·v_dim].
     """
     v = head_dim if v_dim is None else v_dim
     site.linear(
@@ -201,6 +206,7 @@ def moe(
     shared_gate: str = "",
     router: str = "gate",
     router_bias: bool = False,
+    router_dtype: str | None = None,
     correction: str = "",
     correction_dtype: str | None = "float32",
     gated: bool = True,
@@ -208,11 +214,12 @@ def moe(
 ) -> None:
     """Router, routed experts, shared experts. `site` is the MoE module.
 
+    router_dtype: storage dtype of the router where it differs from the model's (MiniMax-M2, MiMo-V2-Flash: float32).
     shared_inner: total width of the shared experts (they are one MLP in checkpoints); 0 = none.
     shared_gate: name of a [1, hidden] gate on the shared experts (Qwen); correction: name of the router's
     selection bias, kept in float32 by DeepSeek-V3 and its descendants (None = the model's dtype).
     """
-    site.linear(router, "moe.router", experts, hidden, bias=router_bias)
+    site.linear(router, "moe.router", experts, hidden, bias=router_bias, dtype=router_dtype)
     if correction:
         site.vector(correction, "moe.router.correction", experts, dtype=correction_dtype)
     mlp(site.at("experts.*"), hidden=hidden, inner=inner, role="moe.experts", gated=gated, count=experts, names=names)
@@ -261,9 +268,7 @@ def attention_layer(
     )
 
 
-def mla_layer(
-    index: int, *, heads: int, nope_dim: int, rope_dim: int, v_dim: int, kv_rank: int, ffn: str
-) -> Layer:
+def mla_layer(index: int, *, heads: int, nope_dim: int, rope_dim: int, v_dim: int, kv_rank: int, ffn: str) -> Layer:
     """A decoder layer of latent attention. FLOPs are of the expanded heads, as the model defines them."""
     return Layer(
         index=index,
@@ -274,11 +279,36 @@ def mla_layer(
     )
 
 
-def layer_norms(site: Site, hidden: int, names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")) -> None:
+def layer_norms(
+    site: Site, hidden: int, names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+) -> None:
     """The hidden-sized norms of a layer; their roles follow their order: norm.input, norm.post_attn, then the name."""
     for position, name in enumerate(names):
         role = ("norm.input", "norm.post_attn")[position] if position < 2 else f"norm.{name}"
         site.vector(name, role, hidden)
+
+
+def attention_heads(draft: Draft, fields: Fields) -> tuple[int, int, int]:
+    """Heads, key/value heads and head width; recorded in the draft.
+
+    Hugging Face's own defaults: key/value heads = heads, head width = hidden / heads.
+    """
+    heads = fields.integer("num_attention_heads", least=1, most=MAX_HEADS)
+    kv_heads = fields.integer("num_key_value_heads", default=heads, least=1, most=heads)
+    head_dim = width(fields, "head_dim", default=0, least=0) or draft.hidden // heads
+    if heads % kv_heads or head_dim < 1:
+        raise InputError(
+            f"{heads} attention heads, {kv_heads} key/value heads, head width {head_dim}",
+            where=fields.where,
+            expected="key/value heads that divide the attention heads",
+        )
+    set_heads(draft, heads, kv_heads, head_dim)
+    return heads, kv_heads, head_dim
+
+
+def with_ffn(layer: Layer, ffn: str) -> Layer:
+    """The layer with another feed-forward kind."""
+    return msgspec.structs.replace(layer, ffn=ffn)
 
 
 def set_heads(draft: Draft, heads: int, kv_heads: int, head_dim: int) -> None:

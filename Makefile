@@ -1,0 +1,65 @@
+# make demo · make test · make check · make bench: each sets itself up in .venv and needs only Python >= 3.11 and make.
+# PYTHON=/path/to/python picks the interpreter that builds .venv.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(abspath $(VENV))/bin
+PYTHON ?=
+# The first interpreter that runs and is new enough; a name on the PATH may be a shim for a version that is not there.
+CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test check bench clean
+
+help:
+	@sed -n 1,2p Makefile | cut -c3-
+
+$(VENV)/.python:
+	@for p in $(CANDIDATES); do \
+	  if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    "$$p" -m venv "$(VENV)" && touch "$@" && exit 0; \
+	    echo "make: $$p cannot create a virtual environment; install its venv module (on Debian: python3-venv)" >&2; exit 2; \
+	  fi; \
+	done; \
+	echo "make: no Python >= 3.11 among: $(CANDIDATES). Install one, or name it: make PYTHON=/path/to/python" >&2; exit 2
+
+# One stamp per set of packages, so that a second run installs nothing. The package is installed editable.
+$(VENV)/.base: pyproject.toml $(VENV)/.python
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.oracle: $(VENV)/.dev
+	$(INSTALL) --editable '.[dev,oracle]'
+	@touch $@
+
+demo: $(VENV)/.base
+	@say() { printf '\n$$ linkwise %s\n' "$$*"; $(BIN)/linkwise "$$@"; }; \
+	keep=$$(mktemp -d); trap 'rm -rf "$$keep"' EXIT; cd "$$keep"; \
+	say plan llama-3.3-70b --on 2x4xh100-sxm --isl 4000 --osl 500 --rate 6/s --ttft 1s --tpot 40ms -o plan.json; \
+	say fit deepseek-v3 --on 8xh200-sxm; \
+	say explain plan.json decode.all_reduce.sent_bytes
+
+test: $(VENV)/.oracle
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@# A file that names a path of the machine it was written on works nowhere else. (Brackets keep this line itself out.)
+	@if grep -rnIE '(^|[^[:alnum:]_.])/(wor[k]|tm[p]|roo[t]|hom[e])(/|$$|[^[:alnum:]_/])' --exclude-dir='.*' --exclude-dir=__pycache__ \
+	    --exclude-dir='*.egg-info' . .ci; then echo "check: the lines above name a path of one machine" >&2; exit 1; fi
+
+bench: $(VENV)/.base
+	@set -e; for script in benchmarks/*.py; do $(BIN)/python "$$script"; done
+
+clean:
+	rm -rf "$(VENV)" build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,7 @@
+"""`python -m linkwise` is the command `linkwise`."""
+
+import sys
+
+from linkwise.cli import main
+
+sys.exit(main())

@@ -1,0 +1,307 @@
+"""The commands as Python calls, with the same names and settings.
+
+    import linkwise
+    plan = linkwise.plan("llama-3.3-70b", on="2x4xh100-sxm", isl=4000, osl=500, rate="6/s", ttft="1s", tpot="40ms")
+    plan.layout, plan.replicas, plan.figures["decode.all_reduce.sent_bytes"]
+
+Every call takes text (`on="8xh100-sxm"`) or values (a `Model`, a `Cluster`), and returns a frozen value: data a program
+reads, with a repr a person reads, written to a file by `save` and read by `load`. Bad input raises `InputError`.
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+import msgspec
+
+from linkwise import settings as _settings
+from linkwise.cluster.types import Cluster
+from linkwise.core.errors import InputError
+from linkwise.core.files import read_bytes, write_bytes
+from linkwise.core.layout import Layout
+from linkwise.core.schema import FIT_SCHEMA, PLAN_SCHEMA, convert, decode_json, encode_json
+from linkwise.core.units import parse_rate
+from linkwise.engine.base import Engine
+from linkwise.model.types import Model
+from linkwise.plan import types
+from linkwise.settings import Settings
+
+if TYPE_CHECKING:
+    from linkwise.cluster.types import Accelerator
+    from linkwise.engine.registry import Known
+    from linkwise.model import catalogue
+    from linkwise.plan.explain import Explanation
+    from linkwise.plan.handoff import Handoff
+    from linkwise.report.compare import Comparison
+
+# A plan holds every tensor of its model and every op of its step.
+MAX_PLAN_BYTES = 256 * 2**20
+
+
+class Fit(types.Fit, frozen=True, kw_only=True):
+    """The answer of `fit`: plan/types.py says what it holds. Its repr is the command's first screen."""
+
+    def __repr__(self) -> str:
+        from linkwise.report.fit import screen
+
+        return "\n".join(screen(self))
+
+
+class Plan(types.Plan, frozen=True, kw_only=True):
+    """The answer of `plan`: plan/types.py says what it holds. Its repr is the command's first screen."""
+
+    def __repr__(self) -> str:
+        from linkwise.report.plan import screen
+
+        return "\n".join(screen(self))
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What says which kind of file it is."""
+
+    schema: str = ""
+
+
+class NoPlan(types.NoPlan, frozen=True, kw_only=True):
+    """What `plan` answers when no layout is feasible. Its repr is the command's first screen."""
+
+    def __repr__(self) -> str:
+        from linkwise.report.plan import no_plan
+
+        return "\n".join(no_plan(self))
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def _as(kind: type[S], value: msgspec.Struct) -> S:
+    """The same value with a repr: fields are shared, nothing is copied."""
+    return kind(**{f: getattr(value, f) for f in value.__struct_fields__})
+
+
+def fit(
+    model: str | Path | Model, on: str | Path | Cluster, *, engine: str | Engine = "vllm", **settings: Unpack[Settings]
+) -> Fit:
+    """Does it fit, and what is the first thing that does not?
+
+    model: catalogue name, folder, Hugging Face id or `Model`. on: shorthand ("2x8xh100-sxm"), YAML file or `Cluster`.
+    engine: "vllm", "vllm@0.11", ... Raises InputError for anything malformed; "does not fit" is an answer, no error.
+    """
+    given = _settings.check(settings)
+    options, workload, by = _settings.options(given), _settings.workload(given), _engine(engine)
+    where = _cluster(on)
+    what = _model(model, given)
+    fixed = _fixed(_settings.degrees(given), what, where)
+    from linkwise.plan.fit import fit as decide
+
+    return _as(Fit, decide(what, where, by, options, workload, fixed=fixed))
+
+
+def plan(
+    model: str | Path | Model | None = None,
+    on: str | Path | Cluster = "",
+    *,
+    engine: str | Engine = "vllm",
+    from_command: str = "",
+    **settings: Unpack[Settings],
+) -> Plan | NoPlan:
+    """How is it split, what does each link carry, how long does it take, and why this way?
+
+    from_command: an engine's own launch command. Its engine, model, degrees, replicas and options are planned as they
+    run; a setting given beside it wins. Other arguments as in `fit`. NoPlan says what is short when none is feasible.
+    """
+    from linkwise.engine.registry import get, parse_command
+
+    given = _settings.check(settings)
+    options, workload, by = _settings.options(given), _settings.workload(given), _engine(engine)
+    where = _cluster(on)
+    if not from_command:
+        if model is None:
+            raise InputError("no model", expected="a model, or a command that names one (--from-command)")
+        what = _model(model, given)
+        fixed = _fixed(_settings.degrees(given), what, where)
+        from linkwise.plan.build import plan as build
+
+        return _answer(build(what, where, by, options, workload, fixed=fixed))
+    version = engine.version if isinstance(engine, Engine) else engine.partition("@")[2] or None
+    today = parse_command(from_command, version=version)
+    given = _settings.check({"weights": today.options.weight_dtype, **given})
+    what = _model(today.model if model is None else model, given)
+    # Once more with the model: what a data-parallel flag means depends on whether it has experts.
+    today = parse_command(from_command, version=version, model=what)
+    own = _settings.degrees(given)
+    from linkwise.plan.build import plan as build
+
+    # Degrees of one's own make another layout: the command's then count no more.
+    found = build(
+        what,
+        where,
+        get(today.engine, version),
+        _settings.options(given, today.options),
+        workload,
+        fixed=_fixed(own or _degrees_of(today.layout), what, where),
+        replicas=None if own else today.replicas,
+    )
+    ignored = (f"flags that change neither layout nor memory: {' '.join(today.ignored)}",) if today.ignored else ()
+    return _answer(msgspec.structs.replace(found, notes=(*found.notes, *today.notes, *ignored)))
+
+
+def explain(source: "str | Path | types.Plan | types.Fit", path: str = "") -> "Explanation":
+    """The chain behind one figure: of a plan or a fit (value or file), or of a worked calculation ("seed:<id>")."""
+    if isinstance(source, str) and source.startswith("seed:"):
+        from linkwise.plan.textbook import explain as worked
+
+        return worked(source)
+    from linkwise.plan.explain import explain as chain_behind
+
+    return chain_behind(source if isinstance(source, types.Plan | types.Fit) else load(source), path)
+
+
+def compare(a: "str | Path | types.Plan", b: "str | Path | types.Plan") -> "Comparison":
+    """Two plans (values or files) side by side: memory, bytes, time, failure boundary."""
+    from linkwise.report.compare import compare as beside
+
+    return beside(_plan_of(a), _plan_of(b), names=(_called(a, "a"), _called(b, "b")))
+
+
+def handoff(
+    model: str | Path | Model,
+    on: str | Path | Cluster,
+    *,
+    prompt: int,
+    rate: str | float,
+    prefill_tp: int,
+    decode_tp: int,
+    prefill_pp: int = 1,
+    decode_pp: int = 1,
+    engine: str | Engine = "vllm",
+    kv_dtype: str = "auto",
+    weights: str | None = None,
+    **factors: Any,
+) -> "Handoff":
+    """What handing KV from prefill to decode ranks takes: bytes, route, rate, and what it adds to the first token.
+
+    prompt: tokens. rate: "20/s" or requests per second. factors: fields of `plan.handoff.HandoffOptions` (connector,
+    block_tokens, retry_share, ...). Other arguments as in `fit`.
+    """
+    from linkwise.plan.handoff import HandoffOptions
+    from linkwise.plan.handoff import handoff as decide
+
+    return decide(
+        _model(model, _settings.check({"weights": weights})),
+        _cluster(on),
+        prompt_tokens=prompt,
+        rate_per_s=parse_rate(rate) if isinstance(rate, str) else rate,
+        prefill_tp=prefill_tp,
+        decode_tp=decode_tp,
+        prefill_pp=prefill_pp,
+        decode_pp=decode_pp,
+        engine=_engine(engine),
+        kv_dtype=kv_dtype,
+        options=convert({k: v for k, v in factors.items() if v is not None}, HandoffOptions, where="handoff"),
+    )
+
+
+def models() -> "tuple[catalogue.Entry, ...]":
+    """Models known by name, with the sources of their facts."""
+    from linkwise.model.catalogue import entries
+
+    return entries()
+
+
+def hardware() -> "tuple[Accelerator, ...]":
+    """Accelerators known by name, with source and confidence."""
+    from linkwise.cluster.presets import hardware as known
+
+    return tuple(known())
+
+
+def engines() -> "tuple[Known, ...]":
+    """Engines known, at their newest known version: what is supported, where each figure comes from."""
+    from linkwise.engine.registry import known
+
+    return tuple(known())
+
+
+def load(path: str | Path) -> Plan | Fit:
+    """A plan or a fit read back from its file, validated."""
+    text, where = read_bytes(path, max_bytes=MAX_PLAN_BYTES), str(path)
+    schema = decode_json(text, _Head, where=where).schema
+    if schema == PLAN_SCHEMA:
+        return decode_json(text, Plan, where=where)
+    if schema == FIT_SCHEMA:
+        return decode_json(text, Fit, where=where)
+    raise InputError(
+        f"schema {schema!r}",
+        where=where,
+        expected=f"a file written by linkwise plan -o ({PLAN_SCHEMA}) or linkwise fit --json ({FIT_SCHEMA})",
+    )
+
+
+def save(value: msgspec.Struct, path: str | Path, *, private: bool = False) -> None:
+    """Write a value as JSON; the file is complete or unchanged. private: only the user may read it."""
+    write_bytes(path, encode_json(value), mode=0o600 if private else 0o666)
+
+
+def _model(model: str | Path | Model, given: Settings) -> Model:
+    from linkwise.model.read import load as read
+
+    dtype = given.get("weights")
+    if isinstance(model, Model):
+        if dtype is not None:
+            raise InputError("a Model is already resolved", where="weights", expected="a model's name or folder")
+        return model
+    return read(str(model), weight_dtype=dtype)
+
+
+def _cluster(on: str | Path | Cluster) -> Cluster:
+    from linkwise.cluster.read import load as read
+
+    if on == "":
+        raise InputError("no cluster", where="--on", expected="a cluster such as 2x8xh100-sxm, or a YAML file")
+    return on if isinstance(on, Cluster) else read(str(on))
+
+
+def _engine(engine: str | Engine) -> Engine:
+    from linkwise.engine.registry import get
+
+    if isinstance(engine, Engine):
+        return engine
+    name, _, version = engine.partition("@")
+    return get(name, version or None)
+
+
+def _degrees_of(layout: Layout) -> dict[str, int]:
+    return {**layout.degrees(), "sequence_sharded": int(layout.sequence_sharded)}
+
+
+def _fixed(degrees: dict[str, int], model: Model, cluster: Cluster) -> dict[str, int]:
+    """Degrees some layout on the cluster can have; the refusal prints the product."""
+    from linkwise.plan.search import layouts
+
+    outer = [(n, degrees[n]) for n in ("pp", "cp", "dp_attn", "tp") if n in degrees]
+    if degrees and next(layouts(model, cluster, degrees), None) is None:
+        product = f"{' x '.join(f'{n} {d}' for n, d in outer)} = {math.prod(d for _, d in outer)}"
+        inner = ", ".join(f"{n} {d}" for n, d in degrees.items() if n in {"dcp", "ep"})
+        raise InputError(
+            ", ".join(part for part in (product if outer else "", inner) if part),
+            where="layout",
+            expected=f"degrees of a group that packs into {cluster.size} devices ({cluster.name})"
+            f" and {len(model.layers)} layers",
+        )
+    return degrees
+
+
+def _answer(found: types.Plan | types.NoPlan) -> "Plan | NoPlan":
+    return _as(Plan, found) if isinstance(found, types.Plan) else _as(NoPlan, found)
+
+
+def _plan_of(value: "str | Path | types.Plan") -> types.Plan:
+    found = load(value) if isinstance(value, str | Path) else value
+    if not isinstance(found, types.Plan):
+        raise InputError("is a fit", where=str(value), expected="a plan, as linkwise plan -o FILE writes it")
+    return found
+
+
+def _called(value: object, otherwise: str) -> str:
+    return Path(value).name if isinstance(value, str | Path) else otherwise

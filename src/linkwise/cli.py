@@ -1,0 +1,348 @@
+"""The command `linkwise`: words in, values from `api`, screens from `report`, exit codes of DESIGN §3. Thin."""
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from linkwise import api, settings
+from linkwise._version import __version__
+from linkwise.core.errors import InputError, LinkwiseError
+from linkwise.core.schema import encode_json
+
+YES, NO, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 70, 130
+
+# Typer carries its own copy of click in some versions, so its usage errors are reached through a public subclass.
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Which bytes cross which link, how often, and when it matters. Exit codes: 0 yes, 1 no, 2 bad input, "
+    "3 undecidable, 70 internal error, 130 interrupted.",
+)
+
+Json = Annotated[
+    bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error", rich_help_panel="Output")]
+Ranks = Annotated[bool, typer.Option("--ranks", help="every state of every rank class", rich_help_panel="Output")]
+Links = Annotated[bool, typer.Option("--links", help="bytes per step by tier and by op", rich_help_panel="Output")]
+Rejected = Annotated[bool, typer.Option("--rejected", help="every rejected layout", rich_help_panel="Output")]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="write the plan to a file", rich_help_panel="Output")
+]
+ModelName = Annotated[str, typer.Argument(help="catalogue name, folder with a config.json, or Hugging Face id")]
+On = Annotated[str, typer.Option("--on", help="cluster: 8xh100-sxm, 2x8xh200-sxm (nodes first), or a YAML file")]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="vllm, sglang, trtllm or linkwise; vllm@0.11 names a version")
+]
+
+
+def _command(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register a command whose `settings` parameter becomes one option per setting named (all when none is)."""
+
+    def register(function: Callable[..., int]) -> Callable[..., int]:
+        parameters = dict(inspect.signature(function).parameters)
+        table = settings.words() if parameters.pop("settings", None) else {}
+        chosen = {name: table[name] for name in names or table}
+        own = list(parameters.values())
+        # Positional arguments first, then the command's own options, then the settings, then --json and --debug.
+        extra = [_option(name, kind, word) for name, (kind, word) in chosen.items()]
+        shared = [_parameter("debug", Debug, False)]
+
+        def run(**given: Any) -> int:
+            del given["debug"]  # read from the command line by `main`, which also prints what goes wrong before
+            values = {name: given.pop(name) for name in chosen}
+            return function(**given, **({"settings": values} if table else {}))
+
+        signature = inspect.Signature([*own, *extra, *shared])
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": int}
+        run.__doc__ = function.__doc__
+        app.command(function.__name__.rstrip("_"))(run)
+        return function
+
+    return register
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _option(name: str, kind: Any, word: settings.Word) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    # A switch has no --no- form: absent already says no. Text that becomes a number is parsed by `settings`.
+    info = typer.Option(flag, help=word.help, metavar=word.metavar or None, rich_help_panel=word.group)
+    plain = kind if kind in {bool, int, float} else str
+    return _parameter(name, Annotated[plain | None, info], None)
+
+
+@_command()
+def fit(
+    model: ModelName, on: On, engine: EngineName = "vllm", *, settings: Any, ranks: Ranks = False, json: Json = False
+) -> int:
+    """Does it fit? What is the first thing that does not?"""
+    found = api.fit(model, on, engine=engine, **settings)
+    _keep("fit", found)
+    if json:
+        _print_json(found)
+    else:
+        from linkwise.report import fit as screens
+
+        _print(screens.screen(found), screens.ranks(found) if ranks else ())
+    return YES if found.fits else NO
+
+
+@_command()
+def plan(
+    model: Annotated[str | None, typer.Argument(help="as for fit; may be left out with --from-command")] = None,
+    on: On = "",
+    engine: EngineName = "vllm",
+    from_command: Annotated[
+        str, typer.Option(help="start from what runs today: a vllm, sglang or trtllm-serve command")
+    ] = "",
+    *,
+    settings: Any,
+    output: Output = None,
+    ranks: Ranks = False,
+    links: Links = False,
+    rejected: Rejected = False,
+    json: Json = False,
+) -> int:
+    """How is it split, what does each link carry, how long does it take, and why this way?"""
+    found = api.plan(model, on, engine=engine, from_command=from_command, **settings)
+    from linkwise.report import plan as screens
+
+    if isinstance(found, api.NoPlan):
+        _print_json(found) if json else _print(screens.no_plan(found), screens.rejected(found) if rejected else ())
+        if output:
+            print(f"linkwise: note: there is no plan to write to {output}", file=sys.stderr)
+        return NO
+    _keep("plan", found)
+    if output:
+        api.save(found, output)
+    if json:
+        _print_json(found)
+    else:
+        _print(
+            screens.screen(found),
+            screens.ranks(found) if ranks else (),
+            screens.links(found) if links else (),
+            screens.rejected(found) if rejected else (),
+        )
+    return YES
+
+
+@_command()
+def explain(
+    source: Annotated[str, typer.Argument(help="plan file; or fit:PATH, plan:PATH (the last result); or seed:ID")],
+    path: Annotated[
+        str, typer.Argument(help="the figure, such as decode.all_reduce.sent_bytes; left out: lists them")
+    ] = "",
+    *,
+    json: Json = False,
+) -> int:
+    """The chain behind any figure."""
+    from linkwise.report import chain as screens
+
+    kind, colon, rest = source.partition(":")
+    if colon and kind in {"fit", "plan"}:
+        if path:
+            raise InputError(f"two paths: {rest!r} and {path!r}", expected=f"{kind}:PATH alone")
+        value: Any = _kept(kind)
+        path = rest
+    else:
+        value = source if kind == "seed" else api.load(source)
+    if not path and not isinstance(value, str):
+        _print_json(value.figures) if json else _print(screens.paths(value.figures))
+        return YES
+    found = api.explain(value, path)
+    _print_json(found) if json else _print(screens.screen(found))
+    return YES
+
+
+@_command()
+def compare(
+    a: Annotated[str, typer.Argument(help="plan file")],
+    b: Annotated[str, typer.Argument(help="another")],
+    *,
+    json: Json = False,
+) -> int:
+    """Two plans side by side: memory, bytes, time, failure boundary."""
+    found = api.compare(a, b)
+    if json:
+        _print_json(found)
+    else:
+        from linkwise.report.compare import screen
+
+        _print(screen(found))
+    return YES
+
+
+@_command("kv_dtype", "weights")
+def handoff(
+    model: ModelName,
+    on: On,
+    prompt: Annotated[int, typer.Option(help="prompt tokens of a request")],
+    rate: Annotated[str, typer.Option(help="requests per second, such as 20/s", metavar="RATE")],
+    prefill_tp: Annotated[int, typer.Option(help="tensor parallel degree of a prefill group")],
+    decode_tp: Annotated[int, typer.Option(help="tensor parallel degree of a decode group")],
+    prefill_pp: Annotated[int, typer.Option(help="pipeline stages of a prefill group")] = 1,
+    decode_pp: Annotated[int, typer.Option(help="pipeline stages of a decode group")] = 1,
+    engine: EngineName = "vllm",
+    connector: Annotated[str, typer.Option(help="KV connector; left out: the engine's default")] = "",
+    decode_device: Annotated[int | None, typer.Option(help="first device of the decode group")] = None,
+    retry_share: Annotated[float, typer.Option(help="share of the bytes sent again", metavar="SHARE")] = 0.0,
+    *,
+    settings: Any,
+    ranks: Ranks = False,
+    links: Links = False,
+    json: Json = False,
+) -> int:
+    """Prefill and decode on different ranks: what the KV between them takes. Exit code 1: the route does not keep up."""
+    found = api.handoff(
+        model,
+        on,
+        prompt=prompt,
+        rate=rate,
+        prefill_tp=prefill_tp,
+        decode_tp=decode_tp,
+        prefill_pp=prefill_pp,
+        decode_pp=decode_pp,
+        engine=engine,
+        kv_dtype=settings["kv_dtype"] or "auto",
+        weights=settings["weights"],
+        connector=connector,
+        decode_device=decode_device,
+        retry_share=retry_share,
+    )
+    if json:
+        _print_json(found)
+    else:
+        from linkwise.report import handoff as screens
+
+        _print(
+            screens.screen(found),
+            screens.ranks(found) if ranks else (),
+            screens.links(found) if links else (),
+        )
+    return YES if found.keeps_up and found.refused is None else NO
+
+
+@_command()
+def models(*, json: Json = False) -> int:
+    """Models known by name, with sources."""
+    return _table("models", api.models(), json)
+
+
+@_command()
+def hardware(*, json: Json = False) -> int:
+    """Accelerators known by name, with sources."""
+    return _table("hardware", api.hardware(), json)
+
+
+@_command()
+def engines(*, json: Json = False) -> int:
+    """Engines known: versions, defaults, sources."""
+    return _table("engines", api.engines(), json)
+
+
+def _table(name: str, values: tuple[Any, ...], json: bool) -> int:
+    if json:
+        _print_json(values)
+    else:
+        from linkwise.report import catalogues
+
+        _print(getattr(catalogues, name)(values))
+    return YES
+
+
+def _print_json(value: Any) -> None:
+    _write(encode_json(value).decode())
+
+
+def _print(*blocks: Any) -> None:
+    from linkwise.report.text import render
+
+    _write("\n".join(render(block, sys.stdout) for block in blocks if block))
+
+
+def _write(text: str) -> None:
+    """All of the text to stdout. A reader that went away (`| head`) is no error: the exit code still answers."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without `·` shows `?`
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout again when it ends; it must find an open file.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _cache(kind: str) -> Path:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "linkwise" / f"last-{kind}.json"
+
+
+def _keep(kind: str, value: Any) -> None:
+    """Keep the last result for `explain fit:...`. A machine without a writable cache is told, not stopped."""
+    try:
+        path = _cache(kind)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        api.save(value, path, private=True)
+    except (OSError, RuntimeError, InputError) as error:
+        print(f"linkwise: note: this result is not kept for `explain {kind}:`: {error}", file=sys.stderr)
+
+
+def _kept(kind: str) -> Any:
+    path = _cache(kind)
+    if not path.exists():
+        raise InputError(f"no last {kind}", where=str(path), expected=f"a `linkwise {kind}` run before")
+    return api.load(path)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        _write(f"linkwise {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command line; returns the exit code. Every failure is one line on stderr."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(words, prog_name="linkwise", standalone_mode=False)
+        return code if isinstance(code, int) else YES
+    except LinkwiseError as error:
+        return _fail(f"error: {error}", error.exit_code, words)
+    except _UsageError as error:
+        return _fail(f"error: {error.format_message()}", BAD_INPUT, words)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last door: a bug of ours is one line, its traceback on demand
+        hint = "" if "--debug" in words else ". This is a bug: --debug shows where"
+        return _fail(f"internal error: {type(error).__name__}: {error}{hint}", INTERNAL, words)
+
+
+def _fail(message: str, code: int, words: list[str]) -> int:
+    if "--debug" in words:
+        traceback.print_exc()
+    print("linkwise: " + " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,166 @@
+"""An engine whose figures come from its facts file; subclasses add what needs code."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from linkwise.cluster.types import Accelerator
+from linkwise.core import dtypes
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.engine.base import Defaults, Engine, Options
+from linkwise.engine.facts_io import Facts
+from linkwise.engine.flags import Words
+from linkwise.model.types import Model
+
+# Options a launch command has no words for: they describe the workload or a what-if, not the engine.
+PLANNING_ONLY = ("prefix_cache_tokens", "moe_skew", "microbatches", "lora_targets")
+
+
+class FactEngine(Engine):
+    """One engine at one version, from its facts. Immutable by convention of the registry, which hands out one each."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.name = facts.engine
+        self.version = facts.version
+        self.sources = tuple(sorted(set(facts.sources.values())))
+        self.memory = facts.memory
+        self.convention = facts.convention
+        self.defaults = facts.defaults
+        self.defaults = self.defaults_for(None)
+
+    def source_of(self, figure: str) -> str:
+        """Where a figure such as "defaults.max_seqs" comes from; the section's own source when it has just one."""
+        section = figure.partition(".")[0]
+        return self.facts.sources.get(figure) or self.facts.sources.get(section) or "unverified"
+
+    def defaults_for(self, accelerator: Accelerator | None, layout: Layout | None = None) -> Defaults:
+        facts, found = self.facts, self.facts.defaults
+        if accelerator is not None:
+            mla = facts.block_tokens_mla_by_capability.get(str(accelerator.capability))
+            found = msgspec.structs.replace(found, block_tokens_mla=mla or found.block_tokens_mla)
+        large = facts.large_device
+        if large is None:
+            return found
+        if accelerator is not None:
+            named = f"{accelerator.name} {accelerator.label}".lower()
+            if accelerator.memory_bytes < large.least_bytes or any(n in named for n in large.not_named):
+                return found
+        return msgspec.structs.replace(found, max_batched_tokens=large.max_batched_tokens, max_seqs=large.max_seqs)
+
+    def warnings(self, model: Model, layout: Layout) -> tuple[str, ...]:
+        found = []
+        if not self.facts.checked:
+            found.append(
+                f"{self.name} {self.version} is newer than the facts (those of {self._fact_version}): its defaults and"
+                " limits may differ. Check its release notes, or set the options explicitly"
+            )
+        return tuple(found)
+
+    @property
+    def _fact_version(self) -> str:
+        from linkwise.engine.facts_io import raw
+
+        return raw(self.name).version
+
+
+def check_stages(layers: int, pp: int) -> None:
+    """Raises InputError when a stage would have no layer."""
+    if not 1 <= pp <= layers:
+        raise InputError(f"{layers} layers in {pp} stages", where="layout", expected=f"pp 1..{layers}")
+
+
+def one_replica(replicas: int, engine: str) -> None:
+    """Raises InputError for engines whose launch command starts a single replica."""
+    if replicas != 1:
+        raise InputError(
+            f"{replicas} replicas in one {engine} command",
+            where="command",
+            expected="1 replica",
+            hint="Start the command once per replica, behind a router",
+        )
+
+
+def flag_words(pairs: Mapping[str, object]) -> list[str]:
+    """Flags with their values: True is a bare flag, None and False are left out."""
+    words: list[str] = []
+    for name, value in pairs.items():
+        if value is None or value is False:
+            continue
+        words.append(name)
+        if value is not True:
+            words.append(str(value))
+    return words
+
+
+def degree(value: int) -> int | None:
+    """A degree as a flag's value: 1 is every engine's default and not written."""
+    return value if value > 1 else None
+
+
+def kv_dtype(text: str | None, where: str) -> str | None:
+    """Canonical KV dtype of an engine's word for it; None for the engine's own choice. Raises InputError if unknown."""
+    if text is None or text == "auto":
+        return None
+    plain = text.lower()
+    if plain.startswith(("turboquant", "int4_per", "int8_per", "fp8_per", "nvfp4_4over6", "fp8_inc")):
+        raise InputError(f"KV dtype {text!r} is not modelled", where=where, expected="auto, bfloat16, fp8 or nvfp4")
+    plain = {"fp8_ds_mla": "fp8", "nvfp4": "fp4", "nvfp4_ds_mla": "fp4", "fp4_e2m1": "fp4"}.get(plain, plain)
+    return dtypes.canonical(plain, where=where)
+
+
+def kv_word(dtype: str | None, words: dict[str, str], where: str) -> str | None:
+    """An engine's word for a KV dtype. Raises InputError for one it cannot store."""
+    if dtype is None or dtype == "auto":
+        return None
+    plain = dtypes.canonical(dtype, where=where)
+    if plain not in words:
+        raise InputError(f"KV dtype {dtype!r}", where=where, expected="one of " + ", ".join(words))
+    return words[plain]
+
+
+def online_quantization(options: Options, where: str) -> str | None:
+    """`fp8` where weights are quantised at load; other what-ifs need a checkpoint of their own. Raises InputError."""
+    if options.weight_dtype is None:
+        return None
+    known = options.weight_dtype not in {"nvfp4", "mxfp4"}
+    if known and dtypes.canonical(options.weight_dtype, where=where) == "float8_e4m3":
+        return "fp8"
+    raise InputError(
+        f"weight_dtype {options.weight_dtype!r}",
+        where=where,
+        expected="fp8, the only quantisation done at load",
+        hint="Give a checkpoint quantised that way instead",
+    )
+
+
+def read_quantization(text: str | None, notes: list[str]) -> str | None:
+    """The what-if weight dtype of a --quantization flag; methods that describe the checkpoint become a note."""
+    if text is None:
+        return None
+    if text == "fp8":
+        notes.append(
+            "--quantization fp8: unquantised linear weights are stored in FP8; an FP8 checkpoint stays as it is"
+        )
+        return "float8_e4m3"
+    notes.append(f"--quantization {text}: taken from the checkpoint, which must hold such weights")
+    return None
+
+
+def check_dtype(words: Words, where: str) -> None:
+    """Raises InputError for an activation dtype that is not the two bytes every figure assumes."""
+    dtype = words.take("dtype")
+    if dtype not in {None, "auto", "bfloat16", "float16", "half"}:
+        raise InputError(f"--dtype {dtype}", where=where, expected="auto, bfloat16 or float16")
+
+
+def model_name(words: Words, where: str) -> str:
+    """The served model: a flag or the one positional word. Raises InputError without one or with several."""
+    named = words.take("model")
+    names = [named] if named else []
+    names += [w for w in words.positional if w != named]
+    if len(names) != 1:
+        given = "no model" if not names else "several models or stray words: " + " ".join(names)
+        raise InputError(given[:300], where=where, expected="one model name or path")
+    return str(names[0])

@@ -1,0 +1,70 @@
+"""linkwise's own runtime: the reference every op count is checked against. Its flags are the layout's own words."""
+
+from collections.abc import Iterator, Mapping
+
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.engine import rules
+from linkwise.engine.base import Options, Parsed, Refusal
+from linkwise.engine.fact_engine import FactEngine, check_stages, degree, flag_words, kv_dtype, model_name
+from linkwise.engine.flags import positive, read, without_program
+from linkwise.model.types import Model
+
+_PROGRAMS = (("linkwise", "serve"),)
+_DEGREES = {"tp": "--tp", "pp": "--pp", "cp": "--cp", "dp_attn": "--dp-attn", "dcp": "--dcp", "ep": "--ep"}
+_PLAIN = ("weight_dtype", "memory_utilization", "max_batched_tokens", "max_seqs", "max_model_len", "block_tokens")
+
+
+class Linkwise(FactEngine):
+    """Our runtime at one version."""
+
+    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
+        return rules.first(self._refusals(model, layout))
+
+    def _refusals(self, model: Model, layout: Layout) -> Iterator[Refusal | None]:
+        yield rules.stages(model, layout)
+        yield rules.only_moe(model, layout, dense_dp="nothing is shared between the copies")
+        yield rules.heads(model, layout)
+        yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
+        yield rules.experts(model, layout, even=False)
+        yield rules.context_shards(model, layout)
+
+    def stage_layers(self, layers: int, pp: int) -> tuple[int, ...]:
+        """The remainder goes to the first stages: the last one has the head."""
+        check_stages(layers, pp)
+        return rules.even_partition(layers, pp)
+
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
+        if options.lora_count:
+            raise InputError("adapters are not served by linkwise's own runtime", where="linkwise serve")
+        flags: dict[str, object] = {flag: degree(getattr(layout, name)) for name, flag in _DEGREES.items()}
+        flags["--sequence-sharded"] = layout.sequence_sharded
+        flags["--replicas"] = degree(replicas)
+        flags["--kv-dtype"] = options.kv_dtype
+        flags |= {"--" + name.replace("_", "-"): getattr(options, name) for name in _PLAIN}
+        flags["--mtp-tokens"] = options.mtp_tokens or None
+        flags["--moe-exchange"] = options.moe_exchange
+        flags["--eager"] = options.eager
+        return ["linkwise", "serve", model, *flag_words(flags)]
+
+    def parse(
+        self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None
+    ) -> Parsed:
+        where = "linkwise serve"
+        words = read(without_program(arguments, _PROGRAMS), self.facts.flags, where=where)
+        degrees = {name: positive(words.take(name), name, where) for name in _DEGREES}
+        return Parsed(
+            engine=self.name,
+            model=model_name(words, where),
+            layout=Layout(**degrees, sequence_sharded=bool(words.take("sequence_sharded", False))),
+            replicas=positive(words.take("replicas"), "replicas", where),
+            options=Options(
+                kv_dtype=kv_dtype(words.take("kv_dtype"), where),
+                **{name: words.take(name) for name in _PLAIN},
+                mtp_tokens=words.take("mtp_tokens", 0),
+                moe_exchange=words.take("moe_exchange"),
+                eager=bool(words.take("eager", False)),
+            ),
+            ignored=words.ignored,
+            notes=words.notes,
+        )

@@ -1,0 +1,238 @@
+"""SGLang: what it refuses, how it cuts a pipeline, its memory rule, its flags and their reverse.
+
+`--tp` counts all ranks of a stage; with attention data parallelism `--dp` divides it, without it multiplies replicas.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from linkwise.cluster.types import Accelerator
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.core.units import GiB
+from linkwise.engine import rules
+from linkwise.engine.base import Convention, Defaults, Options, Parsed, Refusal
+from linkwise.engine.fact_engine import (
+    FactEngine,
+    check_dtype,
+    check_stages,
+    degree,
+    flag_words,
+    kv_dtype,
+    kv_word,
+    model_name,
+    online_quantization,
+    read_quantization,
+)
+from linkwise.engine.flags import Words, positive, read, without_program
+from linkwise.model.types import Model
+
+_MiB = 2**20
+_KV_WORDS = {"bfloat16": "bf16", "float8_e4m3": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float4_e2m1": "fp4_e2m1"}
+_EXCHANGES = {"all_to_all": "deepep", "all_gather": "none"}
+_PROGRAMS = (("sglang", "serve"), ("-m", "sglang.launch_server"))
+
+
+class Sglang(FactEngine):
+    """SGLang at one version."""
+
+    def defaults_for(self, accelerator: Accelerator | None, layout: Layout | None = None) -> Defaults:
+        """The chunk follows the device's memory; the static share is what a reserve for activations and graphs leaves.
+
+        Reserve in MiB: 512 + 1.5 per chunked token + 2 per graph batch + 128 per rank of tp x pp, at least 10 GiB on
+        devices above 60 GiB; dp attention adds 3 (4.5 above batch 300) x dp per graph batch. Source: server_args.py.
+        """
+        found = super().defaults_for(accelerator, layout)
+        if accelerator is None:
+            return found
+        size = layout or Layout()
+        stage = size.stage_size
+        bucket = next(b for b in self.facts.buckets if accelerator.memory_bytes < b.below_bytes)
+        batch = bucket.graph_batch[stage >= 4]
+        # Under dp attention every replica takes its part of the chunk.
+        chunk = max(1, bucket.chunk_tokens // size.dp_attn)
+        reserve = 512 + 1.5 * max(chunk, 2048) + 2.0 * batch + stage * size.pp / 8 * 1024
+        if size.dp_attn > 1:
+            reserve += batch * size.dp_attn * (4.5 if batch > 300 else 3.0)
+        memory = accelerator.memory_bytes / _MiB
+        if accelerator.memory_bytes > 60 * GiB:
+            reserve = max(reserve, 10 * 1024)
+        share = round((memory - reserve) / memory, 3)
+        return msgspec.structs.replace(found, max_batched_tokens=chunk, memory_utilization=max(0.01, share))
+
+    def convention_for(self, model: Model, layout: Layout, options: Options) -> Convention:
+        if options.moe_exchange != "all_to_all":
+            return self.convention
+        # With DeepEP tokens stay where they are, and each rank runs shared experts whole on its own.
+        return msgspec.structs.replace(self.convention, moe_exchange="all_to_all", shared_over="none")
+
+    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
+        return rules.first(self._refusals(model, layout, devices_per_node))
+
+    def _refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+        yield rules.stages(model, layout)
+        yield rules.only_moe(model, layout, dense_dp="the gathered dense MLP of SGLang is not modelled")
+        if layout.sequence_sharded:
+            yield Refusal(reason="SGLang has no sequence-sharded tensor parallelism", change="sequence_sharded off")
+        if layout.cp > 1 and layout.dp_attn > 1:
+            yield Refusal(
+                reason=f"cp {layout.cp} with dp_attn {layout.dp_attn}: SGLang orders these ranks the other way round,"
+                " which is not modelled",
+                change="cp 1",
+            )
+        if layout.dcp > 1 and not model.is_mla:
+            yield Refusal(reason=f"dcp {layout.dcp}: SGLang splits the tokens of MLA caches only", change="dcp 1")
+        nodes = -(-layout.size // per_node)
+        if layout.size % nodes:
+            yield Refusal(
+                reason=f"{layout.size} ranks do not divide over {nodes} nodes of {per_node}",
+                change=f"{nodes * per_node} ranks, or at most {per_node}",
+            )
+        yield rules.heads(model, layout)
+        yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
+        yield rules.experts(model, layout, even=True)
+        yield rules.fp8_blocks(model, layout, self.convention)
+
+    def warnings(self, model: Model, layout: Layout) -> tuple[str, ...]:
+        found = list(super().warnings(model, layout))
+        if layout.cp > 1:
+            found.append(
+                "attention context parallelism works for some models of SGLang only: try the layout on your model"
+                " before relying on it"
+            )
+        return tuple(found)
+
+    def stage_layers(self, layers: int, pp: int) -> tuple[int, ...]:
+        """The remainder goes to the last stages; SGLANG_PP_LAYER_PARTITION overrides it. Source: get_pp_indices."""
+        check_stages(layers, pp)
+        return tuple(reversed(rules.even_partition(layers, pp)))
+
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
+        where = "sglang"
+        if replicas > 1 and layout.dp_attn > 1:
+            raise InputError(
+                f"{replicas} replicas of a group with dp_attn {layout.dp_attn} in one command",
+                where=where,
+                expected="1 replica",
+                hint="Start the command once per replica, behind a router",
+            )
+        exchange = options.moe_exchange
+        if exchange is not None and exchange not in _EXCHANGES:
+            raise InputError(f"moe_exchange {exchange!r}", where=where, expected="one of " + ", ".join(_EXCHANGES))
+        if exchange == "all_to_all" and layout.ep != layout.stage_size:
+            raise InputError(
+                f"moe_exchange all_to_all with ep {layout.ep}",
+                where=where,
+                expected=f"ep {layout.stage_size}: all ranks",
+            )
+        drafts = options.mtp_tokens
+        flags = {
+            "--tp-size": degree(layout.stage_size),
+            "--pp-size": degree(layout.pp),
+            "--dp-size": degree(layout.dp_attn if layout.dp_attn > 1 else replicas),
+            "--enable-dp-attention": layout.dp_attn > 1,
+            "--attn-cp-size": degree(layout.cp),
+            "--dcp-size": degree(layout.dcp),
+            "--ep-size": degree(layout.ep),
+            "--moe-a2a-backend": _EXCHANGES[exchange] if exchange else None,
+            "--kv-cache-dtype": kv_word(options.kv_dtype, _KV_WORDS, where),
+            "--quantization": online_quantization(options, where),
+            "--mem-fraction-static": options.memory_utilization,
+            # The flag counts the tokens of all attention replicas.
+            "--chunked-prefill-size": options.max_batched_tokens and options.max_batched_tokens * layout.dp_attn,
+            "--max-running-requests": options.max_seqs,
+            "--context-length": options.max_model_len,
+            "--page-size": options.block_tokens,
+            "--disable-cuda-graph": options.eager,
+            "--speculative-algorithm": "NEXTN" if drafts else None,
+            "--speculative-num-steps": drafts or None,
+            "--speculative-eagle-topk": 1 if drafts else None,
+            "--speculative-num-draft-tokens": drafts + 1 if drafts else None,
+            "--enable-lora": options.lora_count > 0,
+            "--max-loras-per-batch": options.lora_count or None,
+            "--max-lora-rank": options.lora_rank if options.lora_count else None,
+        }
+        return ["python", "-m", "sglang.launch_server", "--model-path", model, *flag_words(flags)]
+
+    def parse(
+        self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None
+    ) -> Parsed:
+        where = "sglang"
+        words = read(without_program(arguments, _PROGRAMS), self.facts.flags, where=where)
+        check_dtype(words, where)
+        notes = list(words.notes)
+        ranks, pp, dp, cp, dcp = (positive(words.take(k), k, where) for k in ("tp", "pp", "dp", "cp", "dcp"))
+        dp_attn = dp if words.take("dp_attention") else 1
+        if ranks % (dp_attn * cp):
+            raise InputError(
+                f"--tp {ranks} is not divisible by --dp {dp_attn} x context parallel {cp}",
+                where=where,
+                expected="with --enable-dp-attention, dp (x attn-cp) divides tp: tp counts all ranks of a stage",
+            )
+        if words.take("redundant_experts"):
+            raise InputError("redundant experts are not modelled", where=where, hint="Remove the flag")
+        exchange, ep = _experts(words, ranks, notes, where)
+        if words.take("dense_tp") == 1:
+            notes.append("--moe-dense-tp-size 1: dense MLPs are whole on each rank; planned as split over all ranks")
+        elif words.take("dense_tp") is not None:
+            raise InputError("--moe-dense-tp-size", where=where, expected="1 or absent")
+        if words.take("dp_lm_head"):
+            notes.append("--enable-dp-lm-head: the head splits over tp only; planned as split over all ranks")
+        if "SGLANG_PP_LAYER_PARTITION" in words.environment:
+            notes.append("SGLANG_PP_LAYER_PARTITION is not carried over: stages are cut as SGLang does by itself")
+        chunk = words.take("max_batched_tokens")
+        if chunk is not None and chunk < 1:
+            notes.append("--chunked-prefill-size -1 switches chunking off: steps as long as a prompt are not modelled")
+            chunk = None
+        options = Options(
+            kv_dtype=kv_dtype(words.take("kv_dtype"), where),
+            weight_dtype=read_quantization(words.take("quantization"), notes),
+            memory_utilization=words.take("memory_utilization"),
+            max_batched_tokens=chunk and max(1, chunk // dp_attn),
+            max_seqs=words.take("max_seqs"),
+            max_model_len=words.take("max_model_len"),
+            block_tokens=words.take("block_tokens"),
+            mtp_tokens=_mtp_tokens(words, where),
+            lora_count=words.take("lora_count") or (8 if words.take("lora") else 0),
+            lora_rank=words.take("lora_rank") or 16,
+            moe_exchange=exchange,
+            eager=bool(words.take("eager", False)),
+        )
+        return Parsed(
+            engine=self.name,
+            model=model_name(words, where),
+            layout=Layout(tp=ranks // (dp_attn * cp), pp=pp, cp=cp, dp_attn=dp_attn, dcp=dcp, ep=ep),
+            replicas=1 if dp_attn > 1 else dp,
+            options=options,
+            ignored=words.ignored,
+            notes=tuple(notes),
+        )
+
+
+def _experts(words: Words, ranks: int, notes: list[str], where: str) -> tuple[str | None, int]:
+    """How tokens reach experts, and the expert degree: an all-to-all backend makes it all ranks of the stage."""
+    ep = positive(words.take("ep"), "ep", where)
+    backend = words.take("a2a") or ("deepep" if words.take("deepep") else None)
+    if backend in {None, "none"}:
+        return ("all_gather" if backend else None), ep
+    if ep not in {1, ranks}:
+        raise InputError(f"--ep {ep} with --moe-a2a-backend {backend}", where=where, expected=f"--ep {ranks}")
+    if ep != ranks:
+        notes.append(f"--moe-a2a-backend {backend} makes the expert degree equal to tp: ep {ranks}")
+    return "all_to_all", ranks
+
+
+def _mtp_tokens(words: Words, where: str) -> int:
+    """Draft tokens a step from the model's own MTP layers."""
+    algorithm = words.take("spec_algorithm")
+    if algorithm is None or algorithm.upper() in {"NGRAM", "LOOKAHEAD"}:
+        return 0
+    if algorithm.upper() not in {"NEXTN", "EAGLE"}:
+        raise InputError(
+            f"speculative algorithm {algorithm!r} is not modelled"[:120], where=where, expected="NEXTN, EAGLE or NGRAM"
+        )
+    if words.take("spec_topk", 1) != 1:
+        raise InputError("draft trees are not modelled", where=where, expected="--speculative-eagle-topk 1")
+    steps, tokens = words.take("spec_steps"), words.take("spec_tokens")
+    return int(steps or (tokens - 1 if tokens else 1))

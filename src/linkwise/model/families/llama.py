@@ -1,0 +1,108 @@
+"""Dense decoders with grouped-query attention: Llama, Mistral, Qwen2, Qwen3, MiMo."""
+
+from linkwise.core.errors import NotUnderstood
+from linkwise.model.draft import Draft, Fields
+from linkwise.model.families import common
+from linkwise.model.families.common import Site
+from linkwise.model.types import Split
+
+
+def read(fields: Fields) -> Draft:
+    """Llama and Mistral: no query/key norms; `attention_bias` gives all four projections a bias."""
+    bias = fields.flag("attention_bias")
+    return _dense(fields, bias=bias, out_bias=bias)
+
+
+def read_qwen2(fields: Fields) -> Draft:
+    """Qwen1.5, Qwen2, Qwen2.5: biases on query, key and value always, on the output never."""
+    return _dense(fields, bias=fields.flag("attention_bias", "qkv_bias", default=True))
+
+
+def read_qwen3(fields: Fields) -> Draft:
+    """Qwen3 and the language model of Qwen3-VL: per-head query and key norms."""
+    bias = fields.flag("attention_bias")
+    return _dense(fields, bias=bias, out_bias=bias, qk_norm="head")
+
+
+def read_mimo(fields: Fields) -> Draft:
+    """MiMo-7B: Qwen2 with an MTP layer of its own shape (vLLM's mimo_mtp.py): norms of token and hidden state, a
+    [hidden, 2·hidden] projection, a decoder layer, a final norm; embedding and head are the model's."""
+    draft = read_qwen2(fields)
+    hidden, heads = draft.hidden, draft.heads
+    stack = len(draft.layers)
+    for extra in range(fields.integer("num_nextn_predict_layers", default=0, most=64)):
+        site = Site(draft, f"model.mtp_layers.{extra}", stack + extra, "mtp.")
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            site.vector(name, f"norm.{name.removesuffix('_layernorm')}", hidden)
+        site.linear("input_proj", "eh_proj", hidden, 2 * hidden)
+        common.layer_norms(site, hidden)
+        common.gqa(
+            site.at("self_attn"),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=draft.kv_heads,
+            head_dim=draft.head_dim,
+            bias=fields.flag("attention_bias", default=True),
+        )
+        common.mlp(site.at("mlp"), hidden=hidden, inner=common.width(fields, "intermediate_size"))
+        draft.mtp_layers += 1
+    return draft
+
+
+def _dense(fields: Fields, *, bias: bool, out_bias: bool = False, qk_norm: str = "") -> Draft:
+    draft = common.begin(fields)
+    hidden = common.embedding(draft, fields)
+    layers = common.layer_count(fields)
+    heads, kv_heads, head_dim = common.attention_heads(draft, fields)
+    inner = common.width(fields, "intermediate_size")
+    mlp_bias = fields.flag("mlp_bias")
+    for index, window in enumerate(windows(fields, layers)):
+        site = Site(draft, f"model.layers.{index}", index)
+        common.layer_norms(site, hidden)
+        common.gqa(
+            site.at("self_attn"),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            bias=bias,
+            out_bias=out_bias,
+            qk_norm=qk_norm,
+        )
+        common.mlp(site.at("mlp"), hidden=hidden, inner=inner, bias=mlp_bias)
+        draft.layers.append(
+            common.attention_layer(
+                index,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                mixer="full" if window is None else "sliding",
+                window=window,
+            )
+        )
+    draft.add("model.norm", "norm.final", hidden, split=Split.NONE)
+    return draft
+
+
+def windows(fields: Fields, layers: int) -> list[int | None]:
+    """Sliding window of each layer, None where it attends to everything.
+
+    `layer_types` decides where it is given; Qwen's `use_sliding_window` switches it on from layer `max_window_layers`;
+    without either a `sliding_window` holds for every layer (Mistral, Mixtral).
+    """
+    window = fields.integer("sliding_window", default=0, most=10**9) or None
+    first = fields.integer("max_window_layers", default=0)
+    types = fields.sequence("layer_types", layers, default=None)
+    if "use_sliding_window" in fields and not fields.flag("use_sliding_window"):
+        return [None] * layers
+    if types:
+        known = {"full_attention": None, "sliding_attention": window}
+        unknown = sorted({str(t) for t in types[:layers]} - set(known))
+        if unknown:
+            raise NotUnderstood(f"layer_types holds {', '.join(unknown)}"[:200], where=fields.where)
+        if window is None and "sliding_attention" in types:
+            raise NotUnderstood("layer_types has sliding_attention but sliding_window is missing", where=fields.where)
+        return [known[t] for t in types[:layers]]
+    if "use_sliding_window" not in fields:
+        first = 0
+    return [window if index >= first else None for index in range(layers)]

@@ -1,0 +1,118 @@
+"""Vision towers that are understood well enough to count. Whole on every rank: engines differ in whether they shard
+them, and they are small beside the language model."""
+
+from linkwise.core.errors import NotUnderstood
+from linkwise.model.draft import Draft, Fields
+from linkwise.model.families.common import MAX_LAYERS, Site, width
+
+
+def _linear(site: Site, child: str, outputs: int, inputs: int, *, bias: bool = True) -> None:
+    site.linear(child, "vision", outputs, inputs, bias=bias)
+
+
+def _norm(site: Site, child: str, size: int, *, bias: bool = True) -> None:
+    site.vector(child, "vision.norm", size, bias=bias)
+
+
+def _section(config: Fields) -> Fields:
+    section = config.section("vision_config")
+    if section is None:
+        raise NotUnderstood("vision_config is missing", where=config.where)
+    return section
+
+
+def qwen3_vl(config: Fields, draft: Draft) -> None:
+    """Qwen3-VL and Qwen3.5: a ViT with LayerNorms, a merger to the language model, one more per deep-stack level."""
+    fields = _section(config)
+    hidden, inner = width(fields, "hidden_size"), width(fields, "intermediate_size")
+    out = width(fields, "out_hidden_size")
+    merge = fields.integer("spatial_merge_size", least=1, most=64)
+    patch = fields.integer("patch_size", least=1, most=1024)
+    time = fields.integer("temporal_patch_size", least=1, most=64)
+    channels = fields.integer("in_channels", default=3, least=1, most=1024)
+    levels = fields.sequence("deepstack_visual_indexes", default=[])
+    tower = Site(draft, "model.visual")
+    draft.add("model.visual.patch_embed.proj", "vision.conv", hidden, channels, time, patch, patch)
+    draft.add("model.visual.patch_embed.proj.bias", "vision.conv.bias", hidden)
+    draft.add("model.visual.pos_embed", "vision.embed", width(fields, "num_position_embeddings"), hidden)
+    for index in range(fields.integer("depth", least=1, most=MAX_LAYERS)):
+        block = tower.at(f"blocks.{index}")
+        _norm(block, "norm1", hidden)
+        _norm(block, "norm2", hidden)
+        _linear(block, "attn.qkv", 3 * hidden, hidden)
+        _linear(block, "attn.proj", hidden, hidden)
+        _linear(block, "mlp.linear_fc1", inner, hidden)
+        _linear(block, "mlp.linear_fc2", hidden, inner)
+    merged = hidden * merge**2
+    mergers = [("merger", hidden)] + [(f"deepstack_merger_list.{i}", merged) for i in range(len(levels))]
+    for name, norm_size in mergers:
+        merger = tower.at(name)
+        _norm(merger, "norm", norm_size)
+        _linear(merger, "linear_fc1", merged, merged)
+        _linear(merger, "linear_fc2", out, merged)
+    fields.ignore("num_heads")
+    fields.refuse_leftovers()
+
+
+def mistral3(config: Fields, draft: Draft) -> None:
+    """Mistral-Small 3.x: a Pixtral tower and a patch-merging projector."""
+    fields = _section(config)
+    hidden, inner = width(fields, "hidden_size"), width(fields, "intermediate_size")
+    patch = fields.integer("patch_size", least=1, most=1024)
+    channels = fields.integer("num_channels", default=3, least=1, most=1024)
+    heads = fields.integer("num_attention_heads", least=1, most=65_536)
+    inside = width(fields, "head_dim", default=hidden // heads) * heads
+    tower = Site(draft, "vision_tower")
+    draft.add("vision_tower.patch_conv", "vision.conv", hidden, channels, patch, patch)
+    _norm(tower, "ln_pre", hidden, bias=False)
+    for index in range(fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)):
+        block = tower.at(f"transformer.layers.{index}")
+        for name in ("attention_norm", "ffn_norm"):
+            _norm(block, name, hidden, bias=False)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            _linear(block, f"attention.{name}", inside, hidden, bias=False)
+        _linear(block, "attention.o_proj", hidden, inside, bias=False)
+        for name in ("gate_proj", "up_proj"):
+            _linear(block, f"feed_forward.{name}", inner, hidden, bias=False)
+        _linear(block, "feed_forward.down_proj", hidden, inner, bias=False)
+    merge = config.integer("spatial_merge_size", default=2, least=1, most=64)
+    bias = config.flag("multimodal_projector_bias")
+    projector = Site(draft, "multi_modal_projector")
+    _norm(projector, "norm", hidden, bias=False)
+    _linear(projector, "patch_merger.merging_layer", hidden, hidden * merge**2, bias=False)
+    _linear(projector, "linear_1", draft.hidden, hidden, bias=bias)
+    _linear(projector, "linear_2", draft.hidden, draft.hidden, bias=bias)
+    config.ignore("projector_hidden_act", "vision_feature_layer")
+    fields.ignore("image_size")
+    fields.refuse_leftovers()
+
+
+def kimi_k25(config: Fields, draft: Draft) -> None:
+    """Kimi-K2.5's MoonViT with learned positions (time is interpolated, not stored) and a patch-merging projector."""
+    fields = _section(config)
+    hidden, inner = width(fields, "vt_hidden_size"), width(fields, "vt_intermediate_size")
+    patch = fields.integer("patch_size", least=1, most=1024)
+    high = fields.integer("init_pos_emb_height", least=1, most=65_536)
+    wide = fields.integer("init_pos_emb_width", least=1, most=65_536)
+    merge = fields.sequence("merge_kernel_size", 2)
+    if fields.text("mm_projector_type", "patchmerger") != "patchmerger" or merge[:2] != [2, 2]:
+        raise NotUnderstood("a projector other than a 2x2 patchmerger", where=fields.where)
+    draft.add("vision_tower.patch_embed.proj", "vision.conv", hidden, 3, patch, patch)
+    draft.add("vision_tower.patch_embed.proj.bias", "vision.conv.bias", hidden)
+    draft.add("vision_tower.patch_embed.pos_emb", "vision.embed", high, wide, hidden)
+    encoder = Site(draft, "vision_tower.encoder")
+    for index in range(fields.integer("vt_num_hidden_layers", least=1, most=MAX_LAYERS)):
+        block = encoder.at(f"blocks.{index}")
+        _norm(block, "norm0", hidden)
+        _norm(block, "norm1", hidden)
+        _linear(block, "wqkv", 3 * hidden, hidden)
+        _linear(block, "wo", hidden, hidden)
+        _linear(block, "mlp.fc0", inner, hidden)
+        _linear(block, "mlp.fc1", hidden, inner)
+    _norm(encoder, "final_layernorm", hidden)
+    projector, merged = Site(draft, "mm_projector"), 4 * hidden
+    _norm(projector, "pre_norm", hidden)
+    _linear(projector, "proj.0", merged, merged)
+    _linear(projector, "proj.2", width(fields, "text_hidden_size", default=draft.hidden), merged)
+    fields.ignore("mm_hidden_size", "vt_num_attention_heads", "init_pos_emb_time")
+    fields.refuse_leftovers()

@@ -1,0 +1,242 @@
+"""Exact bytes from safetensors headers, read without touching the weights.
+
+A safetensors file is 8 bytes of header length (little endian), a JSON header `{name: {dtype, shape, data_offsets}}` and
+the data. Everything is checked against the file's size: a header can claim anything.
+"""
+
+import os
+import re
+import struct
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import msgspec
+
+from linkwise.core.errors import InputError
+from linkwise.core.files import open_regular, parse_json, read_json_object
+from linkwise.model.matching import generic
+from linkwise.model.types import Tensor
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_FILES = 10_000
+
+# safetensors code -> (bits, our dtype; "" for words that pack something else).
+_CODES: dict[str, tuple[int, str]] = {
+    "F32": (32, "float32"),
+    "F16": (16, "float16"),
+    "BF16": (16, "bfloat16"),
+    "F8_E4M3": (8, "float8_e4m3"),
+    "F8_E5M2": (8, "float8_e5m2"),
+    "F8_E8M0": (8, "float8_e8m0"),
+    "F4": (4, "float4_e2m1"),
+    "I8": (8, ""),
+    "U8": (8, ""),
+    "I16": (16, ""),
+    "I32": (32, ""),
+    "I64": (64, ""),
+    "F64": (64, ""),
+    "U16": (16, ""),
+    "U32": (32, ""),
+    "U64": (64, ""),
+    "BOOL": (8, ""),
+}
+# What a quantised weight keeps beside its elements, by the end of its name.
+_SCALES = re.compile(
+    r"(\.(weight_scale(_inv|_2)?|weight_shape|weight_zero_point|weight_global_scale|input_global_scale|input_scale"
+    r"|[kqv]_scale|qzeros|scales|g_idx|scale)|_scales|_scale_inv|_scale)$"
+)
+_ELEMENTS = re.compile(r"(\.(weight|weight_packed|qweight)|_blocks)$")
+_VISION = re.compile(r"vision|visual|mm_projector|multi_modal|image_|patch_")
+
+
+@dataclass
+class Stored:
+    """What a checkpoint holds of one module (all its experts together): bytes, elements, dtype."""
+
+    bytes: int = 0
+    scale_bytes: int = 0
+    elements: int = 0
+    dtype: str = ""
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+
+
+def find(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: those its index names, or all there are. Empty when none is there."""
+    index = folder / "model.safetensors.index.json"
+    if not os.path.lexists(index):
+        return sorted(folder.glob("*.safetensors"))[:MAX_FILES]
+    names = read_json_object(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+        raise InputError("weight_map is not an object of file names", where=str(index))
+    files = sorted(set(names.values()))
+    for name in files:
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise InputError(f"weight_map names {name!r}"[:200], where=str(index), expected="plain file names")
+    present = [folder / name for name in files if os.path.lexists(folder / name)]
+    if present and len(present) < len(files):
+        raise InputError(
+            f"{len(files) - len(present)} of {len(files)} weight files are missing, first "
+            f"{next(n for n in files if not os.path.lexists(folder / n))}",
+            where=str(folder),
+            expected="all files of the index, or none",
+        )
+    return present
+
+
+def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Name -> (safetensors dtype code, shape, bytes) of one file, checked against its size."""
+    where = str(path)
+    with open_regular(path) as (file, size):
+        head = file.read(8)
+        if len(head) < 8:
+            raise InputError("shorter than a safetensors header", where=where)
+        (length,) = struct.unpack("<Q", head)
+        if length > MAX_HEADER_BYTES or length > size - 8:
+            raise InputError(
+                f"claims a header of {length} bytes in a file of {size}",
+                where=where,
+                expected=f"at most {MAX_HEADER_BYTES} and inside the file",
+            )
+        text = file.read(length)
+    if len(text) < length:
+        raise InputError("ends inside its header", where=where)
+    header = parse_json(text, where=f"{where}: header")
+    if not isinstance(header, dict):
+        raise InputError("the header is no object", where=where)
+    header.pop("__metadata__", None)
+    result = {name: _entry(name, entry, size - 8 - length, where) for name, entry in header.items()}
+    _check_layout(header, size - 8 - length, where)
+    return result
+
+
+def _entry(name: str, entry: Any, room: int, where: str) -> tuple[str, tuple[int, ...], int]:
+    problem = f"tensor {name[:80]!r}"
+    if not isinstance(entry, dict):
+        raise InputError(f"{problem} is no object", where=where)
+    code, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(code, str) or code not in _CODES:
+        raise InputError(f"{problem} has dtype {code!r}"[:200], where=where, expected="a safetensors dtype")
+    if not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
+        raise InputError(f"{problem} has malformed shape or data_offsets", where=where)
+    begin, end = offsets
+    if not 0 <= begin <= end <= room:
+        raise InputError(
+            f"{problem} lies at {begin}..{end} of {room} data bytes",
+            where=where,
+            expected="offsets inside the file",
+            hint="The file may be truncated",
+        )
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    if -(-elements * _CODES[code][0] // 8) != end - begin:
+        raise InputError(f"{problem}: {end - begin} bytes do not hold shape {shape} of {code}"[:300], where=where)
+    return code, tuple(shape), end - begin
+
+
+def _whole(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
+
+
+def _check_layout(header: dict[str, Any], room: int, where: str) -> None:
+    """Tensors tile the data: no overlap, no hole (the format's rule)."""
+    position = 0
+    for begin, end in sorted(tuple(entry["data_offsets"]) for entry in header.values()):
+        if begin != position:
+            raise InputError(f"tensors overlap or leave a hole at byte {position}", where=where)
+        position = end
+    if position != room:
+        raise InputError(f"tensors end at {position} of {room} data bytes", where=where, hint="The file may be damaged")
+
+
+def collect(files: list[Path]) -> dict[str, Stored]:
+    """Module name (experts as one, `.weight` dropped) -> what the files hold of it."""
+    modules: dict[str, Stored] = defaultdict(Stored)
+    seen: set[str] = set()
+    for path in files:
+        for name, (code, shape, size) in read_header(path).items():
+            if name in seen:
+                raise InputError(f"tensor {name[:80]!r} is in two files", where=str(path))
+            seen.add(name)
+            place = generic(name)
+            if _SCALES.search(place):
+                module = _SCALES.sub("", place)
+                # ModelOpt keeps KV scales under the projections: they belong to no weight's format.
+                modules[module].scale_bytes += size
+                continue
+            stored = modules[_ELEMENTS.sub("", place).replace("_proj_bias", "_proj.bias")]
+            stored.bytes += size
+            stored.elements += size * 8 // _CODES[code][0]
+            stored.dtype = _CODES[code][1] or stored.dtype
+            stored.shapes.add(shape)
+    return dict(modules)
+
+
+def _fused(name: str) -> tuple[str, int]:
+    """Where gate and up are stored as one tensor over all experts (gpt-oss, Llama 4): its name and the share of it."""
+    for part in ("gate_proj", "up_proj"):
+        if f"experts.*.{part}" in name:
+            return name.replace(f"experts.*.{part}", "experts.gate_up_proj"), 2
+    return name.replace("experts.*.", "experts."), 1
+
+
+def exact(tensors: tuple[Tensor, ...], stored: dict[str, Stored], where: str) -> tuple[tuple[Tensor, ...], list[str]]:
+    """The tensors with the checkpoint's own bytes, and notes.
+
+    Weights of MTP layers the checkpoint lacks are dropped. What it holds beyond the config's weights is kept under the
+    role `vision` or `other`, so that the sum is the files'. Raises InputError where config and checkpoint disagree.
+    """
+    left = dict(stored)
+    result: list[Tensor] = []
+    missing: list[Tensor] = []
+    for tensor in tensors:
+        name, share = tensor.name, 1
+        if name not in stored and tensor.is_expert:
+            name, share = _fused(tensor.name)
+        found = stored.get(name)
+        if found is None or not found.bytes:
+            missing.append(tensor)
+            continue
+        left.pop(name, None)
+        if found.dtype and found.elements != tensor.parameters * share:
+            raise InputError(
+                f"{tensor.name} has {found.elements // share} elements in the checkpoint and {tensor.parameters} by the "
+                "config",
+                where=where,
+            )
+        result.append(
+            msgspec.structs.replace(
+                tensor,
+                dtype=found.dtype or tensor.dtype,
+                bytes=found.bytes // share,
+                scale_bytes=found.scale_bytes // share,
+            )
+        )
+    notes = []
+    mtp = [t for t in missing if t.role.startswith("mtp.")]
+    lacking = [t for t in missing if not t.role.startswith("mtp.")]
+    if lacking:
+        raise InputError(
+            f"the checkpoint lacks {len(lacking)} weights its config calls for, first {lacking[0].name}", where=where
+        )
+    if mtp:
+        notes.append(f"the checkpoint holds {len(mtp)} fewer MTP weights than its config announces: not counted")
+    for name, rest in left.items():
+        role = "vision" if _VISION.search(name) else "other"
+        result.append(
+            Tensor(
+                name=name,
+                role=role,
+                layer=-1,
+                shape=(rest.elements,),
+                dtype=rest.dtype or "uint8",
+                bytes=rest.bytes,
+                scale_bytes=rest.scale_bytes,
+            )
+        )
+    others = [n for n in left if not _VISION.search(n)]
+    if others:
+        notes.append(f"{len(others)} weights of the checkpoint have no known role, first {others[0]}")
+    return tuple(result), notes

@@ -1,0 +1,134 @@
+"""From model, cluster, engine and workload to a Plan, or to the reason why there is none."""
+
+from linkwise._version import __version__
+from linkwise.cluster.types import Cluster
+from linkwise.core.layout import Layout
+from linkwise.core.quantity import value_of
+from linkwise.engine import registry
+from linkwise.engine.base import Engine, Options
+from linkwise.model.types import Model
+from linkwise.plan.choose import choose, decisions
+from linkwise.plan.collectives import bubble
+from linkwise.plan.figures import Subject, batches, figures, ops_of, textbook_figures
+from linkwise.plan.fit import nearest_changes
+from linkwise.plan.operate import in_flight, operation
+from linkwise.plan.search import Found, search
+from linkwise.plan.step import freeze
+from linkwise.plan.time import GroupTime
+from linkwise.plan.types import NoPlan, Plan, Rejection, StepTime
+from linkwise.workload.types import Workload
+
+# How late in DESIGN §2.4's order a layout was rejected: the later, the nearer it came.
+_STAGES = (
+    "legality", "weights", "workspace", "device memory", "kv", "kv concurrency", "rate", "ttft", "tpot", "link",
+)  # fmt: skip
+
+
+def plan(
+    model: Model,
+    cluster: Cluster,
+    engine: Engine,
+    options: Options,
+    workload: Workload,
+    fixed: dict[str, int] | None = None,
+    replicas: int | None = None,
+) -> Plan | NoPlan:
+    """The smallest group that meets the targets, replicated for the rate; NoPlan when nothing is feasible.
+
+    fixed: degrees the user gave. replicas: how many replicas to run (None = what rate or cluster ask for).
+    """
+    found = search(model, cluster, engine, options, workload, fixed)
+    if not found.candidates:
+        return _none(model, cluster, engine, options, workload, found)
+    chosen, runner_up = choose(found.candidates, workload)
+    memory = found.ledgers[found.candidates.index(chosen)]
+    count = min(replicas or chosen.replicas, cluster.size // chosen.group_size)
+    about = Subject(model, cluster, engine, chosen.layout, options, workload, chosen.point.batch, count)
+    at = operation(model, chosen.layout, engine, cluster, workload, options, chosen.point.batch)
+    ops = {name: freeze(ops_of(about, batch)) for name, batch in batches(about).items()}
+    return Plan(
+        version=__version__,
+        facts={"engine": f"{engine.name} {engine.version}", "constants": cluster.constants.label},
+        calibration=cluster.constants.label,
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        engine=engine.name,
+        engine_version=engine.version,
+        convention=engine.convention.name,
+        options=options,
+        resolved=engine.resolve(options, model, cluster.accelerator, chosen.layout),
+        layout=chosen.layout,
+        replicas=count,
+        rank_grid=rank_grid(chosen.layout, count),
+        ledger=memory,
+        prefill=ops["prefill"],
+        decode=ops["decode"],
+        mixed=ops["mixed"],
+        decode_time=_step_time(at.decode, chosen.point.batch, chosen.layout, options),
+        prefill_time=_step_time(at.prefill, 1, chosen.layout, options),
+        chosen=chosen,
+        runner_up=runner_up,
+        rejected=found.rejected,
+        considered=found.considered,
+        decisions=decisions(model, cluster, engine, options, workload, chosen, found.candidates, found.rejected),
+        figures={path: _number(value) for path, value in figures(about).items()},
+        textbook=textbook_figures(about, registry.get("textbook")),
+        notes=_notes(model, cluster, engine, memory.warnings),
+    )
+
+
+def rank_grid(layout: Layout, replicas: int) -> tuple[tuple[int, ...], ...]:
+    """Devices of each replica in rank order."""
+    return tuple(tuple(range(r * layout.size, (r + 1) * layout.size)) for r in range(replicas))
+
+
+def _number(value: object) -> float:
+    number = value_of(value)
+    return number if isinstance(number, int) else float(number)
+
+
+def _notes(model: Model, cluster: Cluster, engine: Engine, warnings: tuple[str, ...]) -> tuple[str, ...]:
+    unsupported = () if engine.convention.supported else (
+        f"the step convention of {engine.name} has not been compared with the real engine yet",
+    )  # fmt: skip
+    times = (f"times rest on {cluster.constants.label} constants: roofline and latency from the hardware catalogue",)
+    return model.notes + cluster.notes + warnings + unsupported + times
+
+
+def _step_time(group: GroupTime, batch: int, layout: Layout, options: Options) -> StepTime:
+    busiest = max(group.stages, key=lambda s: float(s.step))
+    return StepTime(
+        batch=batch,
+        step_s=float(group.token),
+        compute_s=float(sum(s.compute for s in group.stages)),
+        comm_s=float(sum(s.comm for s in group.stages)),
+        host_s=float(sum(s.host for s in group.stages)),
+        bubble=float(bubble(layout.pp, in_flight(layout, options))),
+        parts={name: float(part) for name, part in busiest.parts.items()},
+    )
+
+
+def _none(model: Model, cluster: Cluster, engine: Engine, options: Options, workload: Workload, found: Found) -> NoPlan:
+    """Which resource is short, in the layout that came nearest, and what would help."""
+    nearest = max(found.rejected, key=_nearness)
+    return NoPlan(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        engine=engine.name,
+        engine_version=engine.version,
+        options=options,
+        considered=found.considered,
+        nearest=nearest,
+        rejected=found.rejected,
+        changes=nearest_changes(model, cluster, engine, options, workload, nearest),
+        notes=_notes(model, cluster, engine, ()),
+    )
+
+
+def _nearness(rejection: Rejection) -> tuple[int, float]:
+    short = rejection.shortfall
+    stage = _STAGES.index(short.resource) if short.resource in _STAGES else 0
+    over = short.need / short.have if short.need > short.have > 0 else short.have / short.need if short.need > 0 else 0
+    return stage, -over

@@ -1,0 +1,95 @@
+"""The chain behind any figure of a plan or a fit, recomputed from the inputs the file embeds."""
+
+import difflib
+
+import msgspec
+
+from linkwise.core.chain import Chain, chain_of
+from linkwise.core.errors import InputError
+from linkwise.core.quantity import Quantity, value_of
+from linkwise.engine import registry
+from linkwise.plan.figures import Subject, batches, figures, ops_of, traffic_figures
+from linkwise.plan.ledger import ledger_figures
+from linkwise.plan.types import Fit, Plan
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """A figure's chain. beside: the same figure under the textbook convention; differences: what makes them differ."""
+
+    path: str
+    chain: Chain
+    beside: Chain | None = None
+    differences: tuple[str, ...] = ()
+
+
+def subject(plan: Plan) -> Subject:
+    """What a plan's figures are computed from, as its file embeds it."""
+    engine = registry.get(plan.engine, plan.engine_version)
+    return Subject(
+        plan.model,
+        plan.cluster,
+        engine,
+        plan.layout,
+        plan.options,
+        plan.workload,
+        plan.chosen.point.batch,
+        plan.replicas,
+    )
+
+
+def paths(value: Plan | Fit) -> list[str]:
+    """Every path that can be explained."""
+    return sorted(value.figures)
+
+
+def explain(value: Plan | Fit, path: str) -> Explanation:
+    """The chain of one figure. Raises InputError with near matches for an unknown path."""
+    if path not in value.figures:
+        near = difflib.get_close_matches(path, value.figures, n=4, cutoff=0.4)
+        hint = "Near: " + ", ".join(near) if near else "List them with: linkwise explain FILE"
+        raise InputError(f"no figure {path!r}", where="explain", expected="a figure of this file", hint=hint)
+    if isinstance(value, Fit):
+        engine = registry.get(value.engine, value.engine_version)
+        found = ledger_figures(
+            value.model, value.cluster, engine, value.layout, value.options, value.workload, Quantity.given
+        )
+        return Explanation(path, _chain(found[path], path))
+    about = subject(value)
+    chain = _chain(figures(about, Quantity.given)[path], path)
+    step = path.split(".", maxsplit=1)[0]
+    if step not in {"prefill", "decode", "mixed"} or path not in value.textbook:
+        return Explanation(path, chain)
+    textbook = about._replace(engine=registry.get("textbook"))
+    batch = batches(about, Quantity.given)[step]
+    beside = traffic_figures(step, ops_of(textbook, batch, Quantity.given))
+    return Explanation(path, chain, _chain(beside[path], path), _differences(about, textbook, step, path))
+
+
+def _chain(number: object, path: str) -> Chain:
+    if not isinstance(number, Quantity):
+        number = Quantity.given(path, number, "", "a count of the step's op list")
+    return chain_of(number)
+
+
+def _differences(engine: Subject, textbook: Subject, step: str, path: str) -> tuple[str, ...]:
+    """Ops one convention has and the other has not, and ops they size differently."""
+    batch = batches(engine)[step]
+    field = path.rsplit(".", maxsplit=1)[-1]
+    mine, theirs = ({(o.role, o.kind): o for o in ops_of(s, batch)} for s in (engine, textbook))
+    lines = []
+    for key in dict.fromkeys((*mine, *theirs)):
+        role, kind = key
+        if path.split(".")[1] not in {kind, role.split(".")[0], field}:
+            continue
+        a, b = mine.get(key), theirs.get(key)
+        name = engine.engine.name
+        if a and not b:
+            lines.append(f"{role} ({kind} x {a.repeat}): {name} does it, the textbook leaves it out")
+        elif b and not a:
+            lines.append(f"{role} ({kind} x {b.repeat}): the textbook does it, {name} does not")
+        elif a and b and (a.S_bytes, a.repeat, a.algorithm) != (b.S_bytes, b.repeat, b.algorithm):
+            lines.append(
+                f"{role}: {name} {a.repeat} x {value_of(a.S_bytes):,.0f} B by {a.algorithm}, textbook"
+                f" {b.repeat} x {value_of(b.S_bytes):,.0f} B by {b.algorithm}"
+            )
+    return tuple(lines)

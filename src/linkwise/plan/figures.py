@@ -1,0 +1,130 @@
+"""Every figure of a plan by path, computed by the functions that plan: on plain numbers to store them, on recorded
+numbers to explain them."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from linkwise.cluster.types import Cluster
+from linkwise.core.layout import Layout
+from linkwise.core.quantity import Given, Num, named, plain, total, value_of
+from linkwise.engine.base import Engine, Options
+from linkwise.model.types import Model
+from linkwise.plan.ledger import ledger_figures
+from linkwise.plan.operate import decode_step, mixed_step, operation, prefill_step
+from linkwise.plan.step import Batch, step_ops
+from linkwise.plan.time import GroupTime, op_seconds, place_of, spans
+from linkwise.plan.types import Op
+from linkwise.workload.types import Workload
+
+
+class Subject(NamedTuple):
+    """What a plan's figures are computed from."""
+
+    model: Model
+    cluster: Cluster
+    engine: Engine
+    layout: Layout
+    options: Options
+    workload: Workload
+    batch: int
+    replicas: int
+
+
+def batches(s: Subject, given: Given = plain) -> dict[str, Batch]:
+    """The three steps of a plan: a prompt chunk, a decode step, and both in one."""
+    limit = s.engine.resolve(s.options, s.model, s.cluster.accelerator, s.layout).max_batched_tokens
+    batch = given("batch", s.batch, "requests", "requests decoding at once on the replica")
+    return {
+        "prefill": prefill_step(s.workload, limit, given),
+        "decode": decode_step(s.workload, s.layout, s.options, batch, given),
+        "mixed": mixed_step(s.workload, s.layout, s.options, limit, batch, given),
+    }
+
+
+def ops_of(s: Subject, batch: Batch, given: Given = plain) -> list[Op]:
+    """The ops of one step at the plan's placement."""
+    place = place_of(s.layout, spans(s.layout, s.cluster))
+    return step_ops(s.model, s.layout, s.engine, batch, s.options, place=place, given=given)
+
+
+def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
+    """Every explainable figure: memory, then bytes, calls and time of each step, then what a replica delivers."""
+    result = ledger_figures(s.model, s.cluster, s.engine, s.layout, s.options, s.workload, given)
+    at = operation(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, s.batch, given=given)
+    places = spans(s.layout, s.cluster)
+    eager = s.options.eager or not s.engine.defaults.cuda_graphs
+    convention = s.engine.convention_for(s.model, s.layout, s.options)
+    for step, batch in batches(s, given).items():
+        ops = ops_of(s, batch, given)
+        result |= traffic_figures(step, ops)
+        for op in ops:
+            one = op_seconds(op, places[op.group], s.cluster, convention, eager=eager, given=given)
+            result[f"{step}.{op.role}.time_s"] = named(f"{step}.{op.role}.time_s", op.repeat * one, "s")
+    result |= _time_figures("decode", at.decode) | _time_figures("prefill", at.prefill)
+    result |= _time_figures("mixed", at.mixed)
+    result["tpot_s"] = named("tpot_s", at.tpot, "s")
+    result["ttft_s"] = named("ttft_s", at.ttft, "s")
+    result["rate_per_s"] = named("rate_per_s", at.rate, "requests/s", "one replica, saturated at this batch")
+    replicas = given("replicas", s.replicas, "", "plan")
+    result["deployment_rate_per_s"] = named("deployment_rate_per_s", at.rate * replicas, "requests/s")
+    return result
+
+
+def traffic_figures(step: str, ops: Iterable[Op]) -> dict[str, Num]:
+    """S, calls and bytes by role and by kind, per rank and step, for the stage that sends most."""
+    by_stage: dict[int, list[Op]] = {}
+    for op in ops:
+        by_stage.setdefault(op.stage, []).append(op)
+    if not by_stage:
+        return {f"{step}.sent_bytes": 0, f"{step}.calls": 0}
+    busiest = max(by_stage.values(), key=lambda found: sum(value_of(o.wire_sent_bytes) * o.repeat for o in found))
+    result: dict[str, Num] = {}
+    for op in busiest:
+        path = f"{step}.{op.role}"
+        result[f"{path}.S_bytes"] = named(f"{path}.S_bytes", op.S_bytes, "B", "one call, as the group sees it")
+        result[f"{path}.calls"] = op.repeat
+        for field, value in _moved(op):
+            result[f"{path}.{field}"] = named(f"{path}.{field}", op.repeat * value, "B", f"per rank, {op.repeat} calls")
+    kinds = sorted({op.kind for op in busiest})
+    for kind in kinds:
+        same = [op for op in busiest if op.kind == kind]
+        for field in ("sent_bytes", "recv_bytes", "useful_recv_bytes"):
+            path = f"{step}.{kind}.{field}"
+            terms = [result[f"{step}.{op.role}.{field}"] for op in same]
+            result[path] = named(path, total(terms), "B", "per rank and step, all roles of this kind")
+        result[f"{step}.{kind}.calls"] = sum(op.repeat for op in same)
+    path = f"{step}.sent_bytes"
+    result[path] = named(path, total(result[f"{step}.{k}.sent_bytes"] for k in kinds), "B", "per rank and step")
+    result[f"{step}.calls"] = sum(op.repeat for op in busiest)
+    return result
+
+
+def _moved(op: Op) -> tuple[tuple[str, Num], ...]:
+    return (
+        ("sent_bytes", op.wire_sent_bytes),
+        ("recv_bytes", op.wire_recv_bytes),
+        ("useful_recv_bytes", op.useful_recv_bytes),
+    )
+
+
+def _time_figures(step: str, group: GroupTime) -> dict[str, Num]:
+    busiest = max(group.stages, key=lambda s: value_of(s.step))
+    found = {
+        f"{step}.step_s": group.token,
+        f"{step}.stage_s": group.interval,
+        f"{step}.compute_s": busiest.compute,
+        f"{step}.comm_s": busiest.comm,
+        f"{step}.host_s": busiest.host,
+    }
+    found |= {f"{step}.{name}.read_s": part for name, part in busiest.parts.items()}
+    return {path: named(path, value, "s") for path, value in found.items()}
+
+
+def textbook_figures(s: Subject, textbook: Engine) -> dict[str, float]:
+    """The same traffic figures under the textbook convention, to stand beside the engine's own."""
+    plain_subject = s._replace(engine=textbook)
+    result: dict[str, float] = {}
+    for step, batch in batches(s).items():
+        found = traffic_figures(step, ops_of(plain_subject, batch))
+        result |= {path: value_of(value) for path, value in found.items()}
+    return result

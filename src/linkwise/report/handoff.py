@@ -1,0 +1,71 @@
+"""The screen of `handoff`: what crosses, over which route, whether it keeps up, what it costs the first token."""
+
+from typing import TYPE_CHECKING
+
+from linkwise.core.units import GB, show_bytes, show_count, show_time
+from linkwise.plan.handoff import Handoff
+from linkwise.report.text import remarks, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def screen(found: Handoff) -> list[str]:
+    """The answer in a few lines; every rank, flow and link is behind --ranks and --links."""
+    each = f" ({show_count(found.bytes_per_token)} B a token)" if found.bytes_per_token else ", a hybrid stack"
+    twice = found.crossing_bytes - found.kv_bytes
+    lines = [
+        f"{found.model}: {found.prefill} prefill to {found.decode} decode, {found.engine} with {found.connector},"
+        f" {show_count(found.prompt_tokens)} prompt tokens, {found.rate_per_s:g} requests/s",
+        f"moves      {show_bytes(found.kv_bytes)} of KV a request{each}, kept in {found.kv_dtype}"
+        + (f"; {show_bytes(twice)} more for states both sides replicate" if twice > 0 else ""),
+        f"           {show_bytes(found.kv_bytes * found.rate_per_s)}/s in all,"
+        f" {show_count(found.messages)} messages a request",
+        f"limited by {found.limiting}: {show_time(found.transfer_s)} a request, {found.utilization:.0%} busy at this"
+        f" rate, {found.max_rate_per_s:.3g} requests/s at most",
+        f"against    prefill {show_time(found.prefill_s)}: the transfer is {found.share_of_prefill:.1%} of it;"
+        f" {show_time(found.exposed_s)} come after it"
+        + (f", copies {show_time(found.copy_s)}" if found.copy_s else ""),
+    ]
+    if found.refused is not None:
+        lines.append(f"refused    {found.refused.reason}. {found.refused.change}".rstrip(". "))
+    if found.keeps_up and found.wait_s is not None:
+        waiting = f", {show_bytes(found.in_flight_bytes)} of KV under way" if found.in_flight_bytes else ""
+        lines.append(f"keeps up   mean wait {show_time(found.wait_s)}{waiting}")
+    else:
+        lines.append("           does not keep up: requests queue without end")
+    return [*lines, *remarks(found.notes), "not modelled: " + "; ".join(found.not_modelled)]
+
+
+def ranks(found: Handoff) -> "list[str | Table]":
+    """Each rank's share of a request, and who sends what to whom."""
+    shares = [
+        [s.side, s.rank, s.device, show_bytes(s.held_bytes), show_bytes(s.moved_bytes), show_bytes(s.staging_bytes)]
+        for s in found.ranks
+    ]
+    flows = [
+        [f.sender, f.receiver, f.state, f.layers, f"{f.heads[0]}-{f.heads[1]}", f"{f.share:.3g}", show_bytes(f.bytes)]
+        for f in found.flows
+    ]
+    return [
+        table(["side", ">rank", ">device", ">holds", ">moves", ">staging"], shares, title="a request, rank by rank"),
+        table([">from", ">to", "state", ">layers", "heads", ">share of tokens", ">bytes"], flows, title="flows"),
+    ]
+
+
+def links(found: Handoff) -> "list[str | Table]":
+    """Every directed link under the handoff, the busiest first."""
+    rows = [
+        [
+            x.link,
+            f"{x.spec_Bps / GB:.1f}",
+            f"{x.effective_Bps / GB:.1f}",
+            show_bytes(x.payload_bytes),
+            show_bytes(x.wire_bytes),
+            show_time(x.seconds),
+            f"{x.utilization:.0%}",
+        ]
+        for x in found.links
+    ]
+    heads = ["link", ">spec GB/s", ">usable GB/s", ">payload", ">on the wire", ">time", ">busy"]
+    return [table(heads, rows, title="links, one request")]

@@ -1,0 +1,308 @@
+"""The screens of `plan`: what was chosen and why, where each rank goes, what a step moves and takes, what was not."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from linkwise.cluster.types import Tier
+from linkwise.core.layout import AXES
+from linkwise.core.units import GB, show_bytes, show_count, show_time
+from linkwise.plan.time import spans
+from linkwise.plan.types import Candidate, NoPlan, Op, Plan, Rejection, Shortfall, StepTime
+from linkwise.report.text import (
+    budget_words,
+    capacity_words,
+    engine_words,
+    heading,
+    memory_line,
+    rank_table,
+    remarks,
+    table,
+    workload_line,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def screen(plan: Plan) -> list[str]:
+    """The answer and its reasons; details are behind --ranks, --links, --rejected."""
+    return [
+        heading(plan.model, plan.cluster, engine_words(plan.engine, plan.engine_version, plan.options)),
+        f"for        {workload_line(plan.workload)}",
+        f"plan       {_copies(plan)}",
+        *_why(plan),
+        *_placement(plan),
+        f"memory     {memory_line(plan.ledger, plan.resolved)}: {capacity_words(plan.ledger, plan.workload)} a replica",
+        *_step(plan),
+        *_delivers(plan),
+        *_runner_up(plan),
+        *_reasons(plan.rejected, plan.considered),
+        *_decisions(plan),
+        *remarks(plan.notes, plan.ledger.warnings),
+        "more       --ranks  --links  --rejected  --json  -o plan.json, then linkwise explain plan.json FIGURE",
+    ]
+
+
+def no_plan(found: NoPlan) -> list[str]:
+    """What is short, by how much, in the layout that came nearest, and the nearest changes."""
+    near = found.nearest
+    lines = [
+        heading(found.model, found.cluster, engine_words(found.engine, found.engine_version, found.options)),
+        f"for        {workload_line(found.workload)}",
+        f"no plan    {_short(near.shortfall)}",
+        f"nearest    {_layout(near.layout, near.replicas)}",
+    ]
+    changes = found.changes or ((near.shortfall.change,) if near.shortfall.change else ())
+    lines += [f"change     {'; or '.join(changes)}"] if changes else []
+    return [*lines, *_reasons(found.rejected, found.considered), *remarks(found.notes), "more       --rejected  --json"]
+
+
+def ranks(plan: Plan) -> "list[str | Table]":
+    """Memory by rank class, and where every rank of every replica goes."""
+    from linkwise.core.layout import coordinates
+
+    axes = [a for a in ("pp", "cp", "dp_attn", "tp", "dcp", "ep", "moe_tp") if _degree(plan, a) > 1]
+    rows: list[list[Any]] = []
+    for replica, devices in enumerate(plan.rank_grid):
+        for rank, device in enumerate(devices):
+            place = coordinates(plan.layout, rank)
+            node = plan.cluster.node_of(device)
+            inside = device % plan.cluster.devices_per_node
+            rows.append([replica, rank, node, inside, *(place[a] for a in axes)])
+    heads = [f">{name}" for name in ("replica", "rank", "node", "device", *axes)]
+    return [*rank_table(plan.ledger), table(heads, rows, title="where each rank goes")]
+
+
+def links(plan: Plan) -> "list[str | Table]":
+    """Bytes per step and rank by tier, then every op of each step."""
+    tiers = _tiers(plan)
+    steps = {"prefill": plan.prefill, "decode": plan.decode, "mixed": plan.mixed}
+    rows = []
+    for tier in Tier:
+        moved = {step: _sent(ops, tiers, tier) for step, ops in steps.items()}
+        if any(moved.values()):
+            rows.append([tier.value, *_port(plan, tier), *(show_bytes(moved[step]) for step in steps)])
+    heads = ["tier", "link", ">usable", *(f">{step}" for step in steps)]
+    blocks: list[str | Table] = [table(heads, rows, title="sent by one rank in a step, busiest stage")]
+    if not rows:
+        blocks = ["nothing crosses a link inside a replica"]
+    for step, ops in steps.items():
+        if ops:
+            blocks.append(_op_table(plan, ops, tiers, step))
+    if plan.replicas > 1:
+        blocks.append("between replicas only requests are routed")
+    return blocks
+
+
+def rejected(found: Plan | NoPlan) -> "list[str | Table]":
+    """Every rejected layout with its first reason and what would change it."""
+    rows = [
+        [str(r.layout), r.replicas, r.shortfall.resource, r.shortfall.reason, r.shortfall.change]
+        for r in found.rejected
+    ]
+    return [table(["layout", ">replicas", "first reason", "", "change"], rows, title="rejected layouts")]
+
+
+def _degree(plan: Plan, axis: str) -> int:
+    return int(getattr(plan.layout, axis))
+
+
+def _layout(layout: Any, replicas: int) -> str:
+    return f"{replicas} replicas of {layout}" if replicas > 1 else str(layout)
+
+
+def _copies(plan: Plan) -> str:
+    one = plan.chosen
+    words = _layout(plan.layout, plan.replicas)
+    if plan.layout.size > 1:
+        per_node = plan.cluster.devices_per_node
+        inside = plan.layout.size <= per_node
+        words += ", each inside one node" if inside and plan.replicas > 1 else ", inside one node" if inside else ""
+        tier = {"island": "a scale-up island", "node": "PCIe", "cluster": "the network between nodes"}.get(one.tier)
+        if plan.layout.tp > 1 and tier:
+            words += f"; tp over {tier}"
+    used = plan.layout.size * plan.replicas
+    idle = plan.cluster.size - used
+    return words + (f"; {used} of {plan.cluster.size} devices, {idle} free" if idle else "")
+
+
+def _why(plan: Plan) -> list[str]:
+    if plan.layout.size == 1:
+        return [
+            "why        one device holds the model and meets the targets; more ranks in a group would pay for nothing"
+        ]
+    for made in plan.decisions:
+        if made.question.startswith("why not"):
+            reason = "; ".join(made.because)
+            return [f"why        the smallest group that does: smaller ones fail on {made.answer} ({reason})"]
+    return []
+
+
+def _placement(plan: Plan) -> list[str]:
+    nodes: dict[int, list[str]] = {}
+    for replica, devices in enumerate(plan.rank_grid):
+        for node in dict.fromkeys(plan.cluster.node_of(d) for d in devices):
+            ranks_here = [r for r, d in enumerate(devices) if plan.cluster.node_of(d) == node]
+            span = f"rank {ranks_here[0]}" if len(ranks_here) == 1 else f"ranks {ranks_here[0]}-{ranks_here[-1]}"
+            nodes.setdefault(node, []).append(f"replica {replica} {span}" if plan.replicas > 1 else span)
+    shown = [f"node {node}: {_joined(where)}" for node, where in list(nodes.items())[:4]]
+    more = f" | ... {len(nodes) - 4} more nodes (--ranks)" if len(nodes) > 4 else ""
+    return [f"where      {' | '.join(shown)}{more}"]
+
+
+def _joined(parts: list[str]) -> str:
+    return ", ".join(parts) if len(parts) <= 4 else f"{', '.join(parts[:3])}, ... {parts[-1]}"
+
+
+class Row(NamedTuple):
+    """One op as a line: calls and bytes of a rank of the busiest stage that makes it."""
+
+    role: str
+    kind: str
+    group: str
+    size: int
+    calls: int
+    S_bytes: float
+    sent_bytes: float
+    algorithm: str
+
+
+def rows_of(ops: tuple[Op, ...]) -> list[Row]:
+    """Ops by role, kind and size of call; stages that make the same call share a line (the busiest counts)."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for op in ops:
+        key = (op.role, op.kind, op.group, op.size, op.S_bytes)
+        row = Row(
+            op.role, op.kind, op.group, op.size, op.repeat, op.S_bytes, op.repeat * op.wire_sent_bytes, op.algorithm
+        )
+        if key not in found or row.sent_bytes > found[key].sent_bytes:
+            found[key] = row
+    return list(found.values())
+
+
+def _step(plan: Plan) -> list[str]:
+    at = plan.decode_time
+    lines = [f"decode     {_time_words(at)}, {plan.calibration}"]
+    for row in rows_of(plan.decode):
+        lines.append(
+            f"           {row.role:<14} {row.kind:<14} {row.group} {row.size:<4} {row.calls:>4} calls of"
+            f" {show_bytes(row.S_bytes):>8}   {show_bytes(row.sent_bytes):>8} sent a rank"
+        )
+    own, taught = plan.figures.get("decode.sent_bytes"), plan.textbook.get("decode.sent_bytes")
+    if own is not None and taught is not None and plan.decode:
+        beside = "the same" if own == taught else show_bytes(taught)
+        lines.append(f"           all: {show_bytes(own)} sent a rank and step; the textbook step: {beside}")
+    at = plan.prefill_time
+    lines.append(f"prefill    {_time_words(at)}")
+    return lines
+
+
+def _time_words(at: StepTime) -> str:
+    parts = sorted(((name, value) for name, value in at.parts.items() if value > 0), key=lambda p: -p[1])
+    inner = ", ".join(f"{name} {show_time(value)}" for name, value in parts)
+    words = (
+        f"{show_time(at.step_s)} a step of {show_count(at.batch)} request{'s' if at.batch != 1 else ''}"
+        f" = compute {show_time(at.compute_s)} + links {show_time(at.comm_s)} + host {show_time(at.host_s)}"
+    )
+    if at.bubble:
+        words += f"; {at.bubble:.0%} pipeline bubble"
+    return f"{words}  ({inner})" if inner else words
+
+
+def _delivers(plan: Plan) -> list[str]:
+    point, targets = plan.chosen.point, plan.workload.targets
+    ttft = f"TTFT {show_time(point.ttft_s)}" + (f" of {show_time(targets.ttft_s)}" if targets.ttft_s else "")
+    tpot = f"TPOT {show_time(point.tpot_s)}" + (f" of {show_time(targets.tpot_s)}" if targets.tpot_s else "")
+    rate = f"{point.rate_per_s:.3g} requests/s a replica of {plan.chosen.max_rate_per_s:.3g} at most"
+    whole = f", {point.rate_per_s * plan.replicas:.3g}/s in all" if plan.replicas > 1 else ""
+    return [f"delivers   {ttft}, {tpot}, {rate}{whole}, {show_count(point.tokens_per_s)} tokens/s a replica"]
+
+
+def _runner_up(plan: Plan) -> list[str]:
+    other = plan.runner_up
+    if other is None:
+        return ["runner-up  none: no other layout is feasible"]
+    mine = plan.chosen
+    return [f"runner-up  {_layout(other.layout, other.replicas)}: {_against(other, mine)}"]
+
+
+def _against(other: Candidate, mine: Candidate) -> str:
+    devices = other.group_size * other.replicas
+    most = (other.max_rate_per_s * other.replicas, mine.max_rate_per_s * mine.replicas)
+    words = [
+        f"{devices} devices against {mine.group_size * mine.replicas}",
+        f"TPOT {show_time(other.point.tpot_s)} against {show_time(mine.point.tpot_s)}",
+        f"{most[0]:.3g} against {most[1]:.3g} requests/s at most",
+        f"weights {other.weights_bytes_per_rank / GB:.1f} GB a rank against {mine.weights_bytes_per_rank / GB:.1f}",
+        f"a lost device stops {other.group_size} against {mine.group_size}",
+    ]
+    if other.tier != mine.tier:
+        words.append(f"tp over the {other.tier} tier against the {mine.tier} tier")
+    return ", ".join(words)
+
+
+def _reasons(found: tuple[Rejection, ...], considered: int) -> list[str]:
+    if not found:
+        return [f"rejected   none of {considered} layouts"]
+    by_reason = Counter(r.shortfall.resource for r in found)
+    words = ", ".join(f"{count} {resource}" for resource, count in by_reason.most_common())
+    return [f"rejected   {len(found)} of {considered} layouts by first reason: {words}"]
+
+
+def _decisions(plan: Plan) -> list[str]:
+    lines = []
+    for made in plan.decisions:
+        lines.append(f"decision   {made.question} {made.answer}")
+        lines += [f"           because {reason}" for reason in made.because]
+        if made.break_even:
+            lines.append(f"           break-even: {made.break_even}")
+        if made.measure:
+            lines.append(f"           settle it by measuring {made.measure}")
+    return lines
+
+
+def _short(short: Shortfall) -> str:
+    words = f"{short.resource}: {short.reason}"
+    if short.unit == "B" and "short by" not in words:
+        words += f": short by {show_bytes(short.need - short.have)}"
+    return words
+
+
+def _tiers(plan: Plan) -> dict[str, Tier]:
+    places = spans(plan.layout, plan.cluster)
+    return {axis: places[axis].tier for axis in AXES if axis in places}
+
+
+def _sent(ops: tuple[Op, ...], tiers: dict[str, Tier], tier: Tier) -> float:
+    by_stage: Counter[int] = Counter()
+    for op in ops:
+        if tiers.get(op.group) is tier:
+            by_stage[op.stage] += op.repeat * op.wire_sent_bytes
+    return max(by_stage.values(), default=0)
+
+
+def _port(plan: Plan, tier: Tier) -> tuple[str, str]:
+    kind, _ = plan.cluster.port(tier)
+    return kind, f"{plan.cluster.bandwidth(tier) / GB:.0f} GB/s"
+
+
+def _op_table(plan: Plan, ops: tuple[Op, ...], tiers: dict[str, Tier], step: str) -> "Table":
+    rows = [
+        [
+            row.role,
+            row.kind,
+            f"{row.group} {row.size}",
+            tiers[row.group].value if row.group in tiers else "",
+            row.algorithm,
+            show_count(row.calls),
+            show_bytes(row.S_bytes),
+            show_bytes(row.sent_bytes),
+            show_bytes(plan.textbook.get(f"{step}.{row.role}.sent_bytes", 0)),
+        ]
+        for row in rows_of(ops)
+    ]
+    heads = ["role", "kind", "group", "tier", "algorithm", ">calls", ">S", ">sent a rank", ">textbook"]
+    return table(heads, rows, title=f"{step} step")
+
+
+__all__ = ["budget_words", "links", "no_plan", "ranks", "rejected", "rows_of", "screen"]

@@ -1,0 +1,115 @@
+"""Files are hostile until validated: bounded, regular, decodable, and the error says which of these failed."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from linkwise.core import files
+from linkwise.core.errors import InputError
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_reads_a_json_object(tmp_path: Path) -> None:
+    path = _write(tmp_path / "config.json", b'\xef\xbb\xbf{"hidden_size": 8192, "limit": Infinity}')
+    assert files.read_json_object(path) == {"hidden_size": 8192, "limit": float("inf")}
+
+
+def test_reads_a_yaml_mapping(tmp_path: Path) -> None:
+    path = _write(tmp_path / "cluster.yaml", b"nodes: 2\nname: lab\n")
+    assert files.read_yaml_object(path) == {"nodes": 2, "name": "lab"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1, 2]", "the top level is a list; expected a JSON object"),
+        (b"null", "the top level is a NoneType; expected a JSON object"),
+        (b'{"a": 1', "not valid JSON at line 1 column 8"),
+        (b"", "not valid JSON at line 1 column 1"),
+        (b'{"a": "\xff"}', "is not UTF-8"),
+        (b"[" * 100_000, "not valid JSON: RecursionError"),
+    ],
+    ids=["list", "null", "truncated", "empty", "binary", "nested"],
+)
+def test_bad_json_is_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = _write(tmp_path / "config.json", content)
+    with pytest.raises(InputError) as caught:
+        files.read_json_object(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- 1\n- 2\n", "the top level is a list; expected a YAML mapping"),
+        (b"a: [1, 2\n", "not valid YAML at line"),
+        (b"a: &x 1\nb: *x\n", "aliases are not accepted"),
+        (b"a: &x [*x]\n", "aliases are not accepted"),
+        (b"a: " + b"[" * 100_000, "not valid YAML"),
+        (b"a: 1\n---\nb: 2\n", "not valid YAML"),
+        (b"", "the top level is a NoneType"),
+        (b"a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    ],
+    ids=["list", "truncated", "alias", "recursive alias", "nested", "two documents", "empty", "object"],
+)
+def test_bad_yaml_is_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = _write(tmp_path / "cluster.yaml", content)
+    with pytest.raises(InputError) as caught:
+        files.read_yaml_object(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def _loop(folder: Path) -> Path:
+    (folder / "a").symlink_to(folder / "b")
+    (folder / "b").symlink_to(folder / "a")
+    return folder / "a"
+
+
+def _huge(folder: Path) -> Path:
+    # Ten gigabytes that take no space: what is asked of the size must come before any reading.
+    path = folder / "huge"
+    with path.open("wb") as file:
+        file.truncate(10 * 10**9)
+    return path
+
+
+def _fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "fifo")
+    return folder / "fifo"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder / "absent", "no such file"),
+        (lambda folder: folder, "not a regular file"),
+        (_loop, "a loop of symbolic links"),
+        (_huge, "10000000000 bytes; expected at most 33554432 bytes"),
+        (_fifo, "not a regular file"),
+        (lambda folder: str(folder) + "/nul\0byte", "not a usable path"),
+        (lambda folder: folder / ("x" * 5000), "file name too long"),
+    ],
+    ids=["absent", "folder", "symlink loop", "10 GB", "fifo", "nul", "long name"],
+)
+def test_what_is_not_a_small_regular_file_is_refused(
+    tmp_path: Path, make: Callable[[Path], Path | str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        files.read_bytes(make(tmp_path))
+
+
+def test_the_bound_is_the_callers(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.json", json.dumps({"a": "x" * 100}).encode())
+    with pytest.raises(InputError, match="expected at most 50 bytes"):
+        files.read_json_object(path, max_bytes=50)
+    assert len(files.read_bytes(path, max_bytes=path.stat().st_size)) == path.stat().st_size

@@ -1,0 +1,199 @@
+"""Exact bytes from safetensors headers, and files that lie about themselves."""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linkwise.core.errors import InputError
+from linkwise.model import headers
+from linkwise.model.read import load
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+BITS = {"BF16": 16, "F32": 32, "F8_E4M3": 8}
+
+
+def write(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    """A safetensors file of zeros, laid out as the format's specification says."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, (code, shape) in tensors.items():
+        size = prod(shape) * BITS[code] // 8
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [position, position + size]}
+        position += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(position))
+
+
+def checkpoint(experts: int = 4) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The weights of CONFIG in FP8, one block scale each."""
+    result: dict[str, tuple[str, tuple[int, ...]]] = {
+        "model.embed_tokens.weight": ("BF16", (64, 32)),
+        "lm_head.weight": ("BF16", (64, 32)),
+        "model.norm.weight": ("BF16", (32,)),
+    }
+    layer = "model.layers.0."
+    for name, size in (("input_layernorm", 32), ("post_attention_layernorm", 32)):
+        result[f"{layer}{name}.weight"] = ("BF16", (size,))
+    for name in ("q_norm", "k_norm"):
+        result[f"{layer}self_attn.{name}.weight"] = ("BF16", (8,))
+    linear = {"self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32)}
+    linear |= {"self_attn.o_proj": (32, 32)}
+    for index in range(experts):
+        for name, shape in (("gate_proj", (16, 32)), ("up_proj", (16, 32)), ("down_proj", (32, 16))):
+            linear[f"mlp.experts.{index}.{name}"] = shape
+    for name, shape in linear.items():
+        result[f"{layer}{name}.weight"] = ("F8_E4M3", shape)
+        result[f"{layer}{name}.weight_scale_inv"] = ("F32", (1, 1))
+    result[f"{layer}mlp.gate.weight"] = ("BF16", (4, 32))
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_bytes_equal_the_files(folder: Path) -> None:
+    weights = checkpoint()
+    write(folder / "model.safetensors", weights)
+    model = load(str(folder))
+    assert model.exact_bytes
+    assert model.weight_bytes == sum(prod(s) * BITS[c] // 8 for c, s in weights.values())
+    (up,) = [t for t in model.tensors if t.role == "moe.experts.up"]
+    assert (up.bytes, up.scale_bytes, up.dtype, up.count) == (4 * 16 * 32, 4 * 4, "float8_e4m3", 4)
+
+
+def test_the_config_alone_gives_the_same_bytes(folder: Path) -> None:
+    by_config = load(str(folder))
+    write(folder / "model.safetensors", checkpoint())
+    by_files = load(str(folder))
+    assert not by_config.exact_bytes
+    assert {t.name: (t.bytes, t.scale_bytes) for t in by_config.tensors} == {
+        t.name: (t.bytes, t.scale_bytes) for t in by_files.tensors
+    }
+
+
+def test_what_the_config_does_not_know_is_kept_and_noted(folder: Path) -> None:
+    write(folder / "model.safetensors", checkpoint() | {"model.rotary.inv_freq": ("F32", (4,))})
+    model = load(str(folder))
+    (extra,) = [t for t in model.tensors if t.role == "other"]
+    assert extra.bytes == 16
+    assert any("no known role" in note for note in model.notes)
+
+
+def test_config_and_checkpoint_that_disagree_are_refused(folder: Path) -> None:
+    write(folder / "model.safetensors", checkpoint(experts=3))
+    with pytest.raises(InputError, match="1536 elements in the checkpoint and 2048 by the config"):
+        load(str(folder))
+    write(folder / "model.safetensors", {"model.norm.weight": ("BF16", (32,))})
+    with pytest.raises(InputError, match="lacks .* weights its config calls for"):
+        load(str(folder))
+
+
+def test_shards_of_an_index_must_all_be_there(folder: Path) -> None:
+    items = list(checkpoint().items())
+    write(folder / "a.safetensors", dict(items[:9]))
+    index = {name: "a.safetensors" if i < 9 else "b.safetensors" for i, (name, _) in enumerate(items)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(InputError, match=r"1 of 2 weight files are missing, first b\.safetensors"):
+        load(str(folder))
+    write(folder / "b.safetensors", dict(items[9:]))
+    assert load(str(folder)).exact_bytes
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "..", ""])
+def test_an_index_may_only_name_files_beside_it(folder: Path, name: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(InputError, match="weight_map"):
+        load(str(folder))
+
+
+def raw(header: bytes, data: int = 0, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(header) if length is None else length) + header + bytes(data)
+
+
+def entry(**changes: Any) -> bytes:
+    return json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x01\x02", "shorter than a safetensors header"),
+        (raw(b"{}", length=10 * 10**9), "claims a header of 10000000000 bytes"),
+        (raw(b"{}", length=2**63), "claims a header"),
+        (raw(b"[]"), "the header is no object"),
+        (raw(b"{not json"), "not valid JSON"),
+        (raw(b"\xff\xfe"), "not valid JSON"),
+        (raw(b"[" * 50_000), "not valid JSON"),
+        (raw(entry(), 4), "lies at 0..8 of 4 data bytes"),
+        (raw(entry(), 9), "end at 8 of 9"),
+        (raw(entry(shape=[3]), 8), "do not hold shape"),
+        (raw(entry(shape=[10**30]), 8), "do not hold shape"),
+        (raw(entry(shape=[-2]), 8), "malformed"),
+        (raw(entry(shape=[True, 2]), 8), "malformed"),
+        (raw(entry(data_offsets=[8, 0]), 8), "lies at 8..0"),
+        (raw(entry(dtype="F7"), 8), "dtype 'F7'"),
+        (raw(entry(dtype=["F32"]), 8), "dtype"),
+        (raw(b'{"w": 3}'), "is no object"),
+    ],
+)
+def test_lying_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        headers.read_header(path)
+
+
+def test_tensors_must_tile_the_data(tmp_path: Path) -> None:
+    one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(raw(json.dumps({"a": one, "b": one}).encode(), 8))
+    with pytest.raises(InputError, match="overlap or leave a hole"):
+        headers.read_header(path)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(("make", "message"), [(_loop, "loop of symbolic links"), (_fifo, "not a regular file")])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_loops_and_pipes_are_refused(tmp_path: Path, make: Callable[[Path], None], message: str, name: str) -> None:
+    if name != "config.json":
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    make(tmp_path / name)
+    with pytest.raises(InputError, match=message):
+        load(str(tmp_path))
+
+
+def test_a_folder_that_is_a_loop_is_refused(tmp_path: Path) -> None:
+    _loop(tmp_path / "model")
+    with pytest.raises(InputError, match="loop of symbolic links"):
+        load(str(tmp_path / "model"))

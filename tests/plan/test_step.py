@@ -1,0 +1,158 @@
+"""What a step communicates. Expected values: vLLM 0.32 as observed (what each worker hands to its process group:
+1 + 2L all-reduces of T·h, one all-gather of sampled rows' logits, hidden states and residual between stages), and hand
+calculation."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linkwise.core.layout import Layout
+from linkwise.core.quantity import Quantity, value_of
+from linkwise.engine import registry
+from linkwise.engine.base import Options
+from linkwise.model.read import from_config
+from linkwise.plan.inventory import held, inventory, stages
+from linkwise.plan.step import Batch, Part, Place, decode_batch, dedup_share, mixed_batch, prefill_batch, step_ops
+
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512, "vocab_size": 1024,
+    "max_position_embeddings": 2048, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+TINY_MLA = {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 512,
+    "num_hidden_layers": 4, "first_k_dense_replace": 1, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "intermediate_size": 1024, "moe_intermediate_size": 128, "n_routed_experts": 16, "n_shared_experts": 1,
+    "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "q_lora_rank": 96, "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "vocab_size": 1024, "moe_layer_freq": 1,
+    "max_position_embeddings": 2048, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def tiny():
+    return from_config(TINY, None, name="tiny", source="test")
+
+
+def tiny_mla():
+    return from_config(TINY_MLA, None, name="tiny-mla", source="test")
+
+
+def ops_of(model, layout, batch, engine="vllm", options=None, place=None):
+    return step_ops(model, layout, registry.get(engine), batch, options or Options(), place=place or Place())
+
+
+def test_vllm_dense_tp2_all_reduces_and_logits():
+    # T = 61: prefill of 60 and one decoding request in the same step
+    ops = ops_of(tiny(), Layout(tp=2), mixed_batch(60, 1, 100))
+    calls = {(o.role, o.kind): (o.repeat, o.S_bytes) for o in ops}
+    assert calls == {
+        ("embed", "all_reduce"): (1, 61 * 256 * 2),
+        ("attn.out", "all_reduce"): (4, 61 * 256 * 2),
+        ("mlp.out", "all_reduce"): (4, 61 * 256 * 2),
+        ("logits", "all_gather"): (1, 2 * 1024 * 2),
+    }
+
+
+def test_batching_adds_tokens_never_calls():
+    one, many = (ops_of(tiny(), Layout(tp=2), decode_batch(n, 10)) for n in (1, 64))
+    assert [(o.role, o.repeat) for o in one] == [(o.role, o.repeat) for o in many]
+
+
+def test_logits_are_gathered_over_the_padded_vocabulary():
+    # 1,000 rows pad to 1,024 = 16 x 64, whatever tp is
+    model = from_config(TINY | {"vocab_size": 1000}, None, name="tiny", source="test")
+    (logits,) = [o for o in ops_of(model, Layout(tp=4), decode_batch(3, 1)) if o.role == "logits"]
+    assert logits.S_bytes == 3 * 1024 * 2
+
+
+def test_pipeline_hands_over_hidden_states_and_residual():
+    ops = [o for o in ops_of(tiny(), Layout(pp=2), prefill_batch(60)) if o.kind == "send_recv"]
+    assert [(o.stage, o.repeat, o.S_bytes) for o in ops] == [(0, 2, 60 * 256 * 2)]
+
+
+def test_vllm_generic_path_sends_slices_and_gathers_them():
+    ops = ops_of(tiny(), Layout(pp=2, tp=2), prefill_batch(60))
+    (sent,) = [o for o in ops if o.kind == "send_recv"]
+    gathers = [o for o in ops if o.role == "pp.gather"]
+    assert sent.S_bytes == 60 * 256 * 2 / 2
+    assert [(o.stage, o.repeat, o.S_bytes) for o in gathers] == [(1, 2, 60 * 256 * 2)]
+
+
+def test_weights_per_rank_of_a_real_vllm_run():
+    # tiny Llama as above: 2,888,192 B at tp 2; 2,885,632 and 2,886,144 B at pp 2 (observed, vLLM 0.32 on CPU)
+    model, engine = tiny(), registry.get("vllm")
+    stock = inventory(model)
+
+    def rank_bytes(layout):
+        return [sum(h.bytes for h in held(stock, s, layout, engine)) for s in stages(model, layout, engine)]
+
+    assert rank_bytes(Layout(tp=2)) == [2_888_192]
+    assert rank_bytes(Layout(pp=2)) == [2_885_632, 2_886_144]
+
+
+def test_sequence_sharded_replaces_each_all_reduce():
+    ops = ops_of(tiny(), Layout(tp=2, sequence_sharded=True), prefill_batch(64))
+    layers = [o for o in ops if o.role not in {"embed", "logits"}]
+    assert sorted({(o.kind, o.repeat) for o in layers}) == [("all_gather", 4), ("reduce_scatter", 4)]
+    moved = sum(o.wire_sent_bytes * o.repeat for o in layers)
+    # 2 x 4 layers x (S/2 + S/2): the bytes of eight ring all-reduces at n = 2
+    assert moved == 8 * 64 * 256 * 2
+
+
+def test_textbook_moe_exchange():
+    # per token: top_k · hidden · 1 B out, top_k · hidden · 2 B back; 3 MoE layers
+    ops = ops_of(tiny_mla(), Layout(tp=1, dp_attn=4, ep=4), decode_batch(8, 10), engine="textbook")
+    sizes = {o.role: (o.kind, o.repeat, o.S_bytes) for o in ops if o.role.startswith("moe")}
+    assert sizes["moe.dispatch"] == ("all_to_all", 3, 8 * 4 * 512 * 1)
+    assert sizes["moe.combine"] == ("all_to_all", 3, 8 * 4 * 512 * 2)
+
+
+def test_tokens_replicated_over_tp_need_one_all_reduce_per_moe_layer():
+    ops = ops_of(tiny_mla(), Layout(tp=4, ep=4), decode_batch(8, 10))
+    assert {o.kind for o in ops if o.role.startswith("moe")} == {"all_reduce"}
+
+
+def test_skewed_routing_lists_the_busiest_rank():
+    ops = ops_of(
+        tiny_mla(), Layout(dp_attn=4, ep=4), decode_batch(8, 10), engine="textbook", options=Options(moe_skew=2.0)
+    )
+    (dispatch,) = [o for o in ops if o.role == "moe.dispatch"]
+    assert len(dispatch.sizes) == 4
+    assert math.isclose(sum(dispatch.sizes), dispatch.S_bytes)
+    assert dispatch.sizes[0] == pytest.approx(dispatch.S_bytes / 2)
+
+
+def test_deduplication_per_node():
+    # top-4 of 16 experts over 2 nodes: 2·(1 - C(8,4)/C(16,4)) distinct nodes, by hand 2·(1 - 70/1820)
+    moe = from_config(TINY_MLA | {"n_group": 1, "topk_group": 1}, None, name="m", source="test").moe
+    assert dedup_share(moe, 2) == pytest.approx(2 * (1 - 70 / 1820) / 4)
+    assert dedup_share(moe, 1) == 1.0
+
+
+def test_decode_context_parallel_gathers_queries_and_scatters_outputs():
+    ops = ops_of(tiny_mla(), Layout(tp=4, dcp=4), decode_batch(8, 10))
+    kinds = [(o.role, o.kind) for o in ops if o.role.startswith("dcp")]
+    assert kinds == [("dcp.query", "all_gather"), ("dcp.lse", "all_gather"), ("dcp.out", "reduce_scatter")]
+
+
+def test_ring_prefill_passes_every_kv_shard_round():
+    # cp 2: each rank passes its half of the tokens' KV once per layer: 32 tokens x 4 heads x 2 x 32 x 2 B
+    ops = ops_of(tiny(), Layout(cp=2), prefill_batch(64), engine="linkwise")
+    (ring,) = [o for o in ops if o.role == "cp.kv"]
+    assert (ring.repeat, ring.S_bytes) == (4, 32 * 4 * 2 * 32 * 2)
+
+
+@given(
+    st.sampled_from([Layout(tp=2), Layout(tp=4, pp=2), Layout(dp_attn=2, tp=2, ep=4), Layout(tp=4, dcp=2)]),
+    st.integers(1, 4096), st.integers(1, 100_000), st.sampled_from(["textbook", "vllm", "linkwise"]),
+)  # fmt: skip
+def test_recorded_equals_float(layout, requests, context, engine):
+    batch = Batch("decode", (Part(requests, 1, context),), requests)
+    bare = ops_of(tiny_mla(), layout, batch, engine)
+    kept = step_ops(
+        tiny_mla(), layout, registry.get(engine), batch, Options(), place=Place(), given=Quantity.given
+    )
+    assert [value_of(o.S_bytes) for o in kept] == [o.S_bytes for o in bare]
+    assert [value_of(o.wire_sent_bytes) for o in kept] == [o.wire_sent_bytes for o in bare]
