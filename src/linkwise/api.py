@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from linkwise.model import catalogue
     from linkwise.plan.explain import Explanation
     from linkwise.plan.handoff import Handoff
+    from linkwise.plan.textbook import Worked
     from linkwise.report.compare import Comparison
 
 # A plan holds every tensor of its model and every op of its step.
@@ -146,12 +147,17 @@ def plan(
     return _answer(msgspec.structs.replace(found, notes=(*found.notes, *today.notes, *ignored)))
 
 
-def explain(source: "str | Path | types.Plan | types.Fit", path: str = "") -> "Explanation":
-    """The chain behind one figure: of a plan or a fit (value or file), or of a worked calculation ("seed:<id>")."""
-    if isinstance(source, str) and source.startswith("seed:"):
-        from linkwise.plan.textbook import explain as worked
+def explain(source: "str | Path | types.Plan | types.Fit", path: str = "") -> "Explanation | Worked":
+    """The chain behind one figure of a plan or a fit (value or file).
 
-        return worked(source)
+    "seed:<id>" as source gives a worked calculation of the textbook instead: all of it, or the one figure `path`.
+    """
+    if isinstance(source, str) and source.startswith("seed:"):
+        from linkwise.plan.explain import Explanation
+        from linkwise.plan.textbook import chain
+
+        worked = chain(source.removeprefix("seed:"))
+        return Explanation(path, worked.chain(path)) if path else worked
     from linkwise.plan.explain import explain as chain_behind
 
     return chain_behind(source if isinstance(source, types.Plan | types.Fit) else load(source), path)

@@ -17,6 +17,8 @@ from linkwise.core.schema import encode_json
 
 YES, NO, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 70, 130
 
+_KEPT = ("fit", "plan")  # results that `explain fit:PATH` finds again
+
 # Typer carries its own copy of click in some versions, so its usage errors are reached through a public subclass.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
@@ -154,7 +156,12 @@ def explain(
     from linkwise.report import chain as screens
 
     kind, colon, rest = source.partition(":")
-    if colon and kind in {"fit", "plan"}:
+    if source == "seed:":
+        from linkwise.plan.textbook import chains
+
+        _print_json(dict(chains())) if json else _print(screens.worked(chains()))
+        return YES
+    if colon and kind in _KEPT:
         if path:
             raise InputError(f"two paths: {rest!r} and {path!r}", expected=f"{kind}:PATH alone")
         value: Any = _kept(kind)
@@ -165,7 +172,7 @@ def explain(
         _print_json(value.figures) if json else _print(screens.paths(value.figures))
         return YES
     found = api.explain(value, path)
-    _print_json(found) if json else _print(screens.screen(found))
+    _print_json(screens.data(found)) if json else _print(screens.screen(found))
     return YES
 
 
@@ -207,7 +214,7 @@ def handoff(
     links: Links = False,
     json: Json = False,
 ) -> int:
-    """Prefill and decode on different ranks: what the KV between them takes. Exit code 1: the route does not keep up."""
+    """Prefill and decode on different ranks: what the KV between them takes. Exit code 1: it does not keep up."""
     found = api.handoff(
         model,
         on,

@@ -19,7 +19,7 @@ ABSENT = "the reference data collection is not beside this checkout"
 # transformers' parameter name -> our role's general words.
 RULES: tuple[tuple[str, str], ...] = (
     (r"(^|\.)visual\.|vision_|embed_vision|multi_modal_projector|mm_projector", "vision"),
-    (r"embed_tokens\.|\.embeddings\.", "embed"),
+    (r"embed_tokens(_per_layer)?\.|\.embeddings\.", "embed"),
     (r"lm_head\.", "head"),
     (r"shared_experts?[._]", "moe.shared"),
     (r"\.experts\.", "moe.experts"),
@@ -31,6 +31,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"\.mixer\.", "mamba"),
     # DeepSeek-V4's hyper-connections, Gemma 4's scalar on a layer's output.
     (r"\.(attn_hc|ffn_hc|hc_head)\.|\.layer_scalar$", "norm"),
+    (r"per_layer_(input_gate|projection|model_projection)\.", "mlp"),
     (r"\.linear_attn\.", "linear"),
     (r"\.self_attn\.", "attn"),
     (r"\.(mlp|feed_forward)\.", "mlp"),
@@ -129,8 +130,14 @@ def counted(model: Any) -> dict[str, int]:
 
 
 def known_to_transformers(config: dict[str, Any]) -> bool:
-    """Whether the installed transformers has the family."""
+    """Whether the installed transformers can build what `theirs` asks it for."""
+    from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    text = config.get("text_config") or {}
-    return config["model_type"] in CONFIG_MAPPING and text.get("model_type", config["model_type"]) in CONFIG_MAPPING
+    kind = config["model_type"]
+    if "vision_config" in config:
+        buildable = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    else:
+        buildable = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    text = (config.get("text_config") or {}).get("model_type", kind)
+    return kind in buildable and text in CONFIG_MAPPING

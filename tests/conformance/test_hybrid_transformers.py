@@ -104,3 +104,19 @@ def test_step_flash_with_its_sliding_heads_named(heads: int) -> None:
         language = transformers.AutoModel.from_config(built).language_model
     model = from_config(config, quant, name="step", source="test")
     assert roles.ours(model) == _built(language, config["vocab_size"] * config["hidden_size"])
+
+
+@_needs_data
+def test_gemma_4_as_the_small_models_have_it() -> None:
+    """Keys shared by late layers, twice as wide MLPs there, a per-layer embedding, clipped vision projections."""
+    config, _ = roles.load_pair(roles.MODELS / "google--gemma-4-26B-A4B_config.json")
+    config["text_config"] |= {
+        "num_kv_shared_layers": 6,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": 5000,
+        "enable_moe_block": False,
+    }
+    config["vision_config"] |= {"use_clipped_linears": True}
+    model = from_config(config, None, name="gemma", source="test")
+    assert roles.ours(model) == roles.theirs(config)

@@ -62,6 +62,20 @@ def test_names_that_mean_two_things_are_told_apart() -> None:
     assert chain.result.numbers == "6 + 10"
 
 
+def test_several_figures_share_one_chain() -> None:
+    S = named("S", given_("x", 3, "", "file") * 2)
+    chain = chain_of(named("a", S + 1), named("b", S + 2))
+    assert [s.name for s in chain.inputs] == ["x"]
+    assert [s.name for s in chain.steps] == ["S", "a", "b"]
+
+
+def test_a_term_that_does_not_apply_is_not_shown() -> None:
+    x = given_("x", 3)
+    assert chain_of(named("r", total([0, x, 0, x * 2]))).result.formula == "x + x * 2"
+    assert chain_of(named("r", total([x + 1]) * 2)).result.formula == "(x + 1) * 2"
+    assert chain_of(named("r", total([x, given_("zero", 0)]))).result.formula == "x + zero"
+
+
 def test_a_figure_without_a_name_and_an_input_alone() -> None:
     assert str(chain_of(given_("a", 2, "B") + 1)).splitlines()[-3:] == ["result = a + 1", "    = 2 + 1", "    = 3"]
     assert chain_of(given_("a", 2, "B", "file")).result.name == "a"

@@ -113,3 +113,31 @@ def test_the_bound_is_the_callers(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected at most 50 bytes"):
         files.read_json_object(path, max_bytes=50)
     assert len(files.read_bytes(path, max_bytes=path.stat().st_size)) == path.stat().st_size
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    files.write_bytes(path, b"old")
+    files.write_bytes(path, b"new", mode=0o600)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
+
+
+def test_writing_follows_a_link_and_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    files.write_bytes(tmp_path / "link", b"x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"x"
+
+
+def test_a_device_is_written_to_not_replaced() -> None:
+    files.write_bytes(os.devnull, b"x")
+    assert not Path(os.devnull).is_file()
+
+
+@pytest.mark.parametrize("where", ["absent/plan.json", "folder", "nul\0byte"])
+def test_what_cannot_be_written_is_refused(tmp_path: Path, where: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        files.write_bytes(f"{tmp_path}/{where}", b"x")

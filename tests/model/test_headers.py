@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 128,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
-BITS = {"BF16": 16, "F32": 32, "F8_E4M3": 8}
+BITS = {"BF16": 16, "F32": 32, "F8_E4M3": 8, "U8": 8}
 
 
 def write(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -128,6 +128,29 @@ def test_an_index_may_only_name_files_beside_it(folder: Path, name: str) -> None
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(InputError, match="weight_map"):
         load(str(folder))
+
+
+def test_gate_and_up_stored_as_one(tmp_path: Path) -> None:
+    """gpt-oss fuses gate and up of all experts: blocks of 4-bit pairs, a scale byte per 32, bfloat16 biases."""
+    config = CONFIG | {"model_type": "gpt_oss", "intermediate_size": 32, "num_local_experts": 4, "sliding_window": 8}
+    config |= {"quantization_config": {"quant_method": "mxfp4"}, "num_experts": None, "moe_intermediate_size": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    by_config = load(str(tmp_path))
+    weights = {
+        f"{t.name}{'' if t.name.endswith(('.bias', '.sinks')) else '.weight'}": ("BF16", t.shape)
+        for t in by_config.tensors
+        if not t.is_expert
+    }
+    experts = "model.layers.0.mlp.experts."
+    for name, rows in (("gate_up_proj", 64), ("down_proj", 32)):
+        weights[f"{experts}{name}_blocks"] = ("U8", (4, rows, 1, 16))
+        weights[f"{experts}{name}_scales"] = ("U8", (4, rows, 1))
+        weights[f"{experts}{name}_bias"] = ("BF16", (4, rows))
+    write(tmp_path / "model.safetensors", weights)
+    by_files = load(str(tmp_path))
+    assert by_files.exact_bytes
+    assert by_files.weight_bytes == sum(prod(s) * BITS[c] // 8 for c, s in weights.values())
+    assert by_files.tensors == by_config.tensors
 
 
 def raw(header: bytes, data: int = 0, length: int | None = None) -> bytes:

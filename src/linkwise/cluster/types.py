@@ -21,7 +21,7 @@ def _within(where: str, name: str, value: float, low: float, high: float, *, abo
     """Refuse a number outside low..high (`above`: low itself too). NaN is outside every range."""
     if not (low < value <= high if above else low <= value <= high):
         expected = f"above {low:g}, at most {high:g}" if above else f"{low:g}..{high:g}"
-        raise InputError(f"{name} is {value}", where=where, expected=expected)
+        raise InputError(f"{name} is {str(value)[:40]}", where=where, expected=expected)
 
 
 class Accelerator(Frozen, frozen=True, kw_only=True):
@@ -162,7 +162,7 @@ class Cluster(Frozen, frozen=True, kw_only=True):
     """A homogeneous-accelerator cluster with its links.
 
     island_size: devices per scale-up domain (1 when there is none); divides a node, or is a whole number of nodes.
-    nics_per_node, nic_Bps: scale-out NICs and the bandwidth of one, bytes/s per direction; 0 on a single box.
+    nics_per_node, nic_Bps: scale-out NICs and the bandwidth of one, bytes/s per direction; 0 without one.
     fabric: rail (NIC i of every node on switch i), fat-tree (a leaf switch per node), or none.
     oversubscription: >= 1; the fabric's core carries 1/oversubscription of what the leaves can send.
     host_memory_bytes: of one node; 0 when not known.

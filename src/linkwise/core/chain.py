@@ -59,14 +59,15 @@ class Chain(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-def chain_of(figure: Quantity) -> Chain:
-    """Every named quantity the figure rests on, each once, operands before results."""
+def chain_of(figure: Quantity, *more: Quantity) -> Chain:
+    """Every named quantity the figure rests on, each once, operands before results. Several figures share one chain."""
     inputs: dict[Step, None] = {}
     steps: dict[Step, None] = {}
     labels = _Labels()
     seen: set[int] = set()
+    roots = {id(f) for f in (figure, *more)}
     # Iterative post-order: a step of a hundred-layer model nests deeper than Python's recursion limit.
-    stack: list[tuple[Quantity, bool]] = [(figure, False)]
+    stack: list[tuple[Quantity, bool]] = [(f, False) for f in reversed((figure, *more))]
     while stack:
         node, ready = stack.pop()
         if id(node) in seen:
@@ -76,10 +77,10 @@ def chain_of(figure: Quantity) -> Chain:
             stack.extend((a, False) for a in reversed(node.args) if isinstance(a, Quantity))
             continue
         seen.add(id(node))
-        if not node.op and (node.name or node is figure):
+        if not node.op and (node.name or id(node) in roots):
             name = labels.of(node, (node.value, node.unit, node.source))
             inputs[Step(name, node.value, node.unit, source=node.source, note=node.note)] = None
-        elif node.name or node is figure:
+        elif node.name or id(node) in roots:
             formula, numbers = _expression(node, labels), _expression(node, None)
             name = labels.of(node, (node.value, node.unit, formula, numbers))
             steps[Step(name, node.value, node.unit, formula, numbers, note=node.note)] = None
@@ -112,6 +113,8 @@ def _expression(node: Quantity, labels: _Labels | None) -> str:
     def operand(x: object, rank: int, right: bool = False) -> str:
         if not isinstance(x, Quantity) or not (x.name or x.op):
             return show(x)
+        if x.op == "sum" and not x.name and len(x.args) == 1:
+            return operand(x.args[0], rank, right)
         if x.name:
             return labels[x] if labels else show(x.value)
         text, own = body(x), _RANK.get(x.op, 9)
@@ -123,7 +126,9 @@ def _expression(node: Quantity, labels: _Labels | None) -> str:
         if q.op == "=":
             return operand(q.args[0], 0)
         if q.op == "sum":
-            return " + ".join(operand(a, 1) for a in q.args) or "0"
+            # A plain 0 is a term that does not apply here, such as a buffer an engine does not have.
+            terms = [a for a in q.args if isinstance(a, Quantity) or a != 0]
+            return " + ".join(operand(a, 1) for a in terms) or "0"
         if q.op == "where":
             condition, yes, no = (operand(a, 0) for a in q.args)
             return f"({yes} if {condition} else {no})"

@@ -31,10 +31,11 @@ def open_regular(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
         raise InputError(f"cannot be read: {reason}", where=str(path)) from None
     except ValueError as error:  # an embedded NUL
         raise InputError(f"not a usable path: {error}", where=repr(str(path))) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):  # asked first: Python refuses to open a folder with an error of its own
+        os.close(descriptor)
+        raise InputError("not a regular file", where=str(path), expected="a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError("not a regular file", where=str(path), expected="a regular file")
         yield file, status.st_size
 
 
@@ -126,9 +127,9 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
 
     Raises InputError, never OSError. What is not a regular file (a terminal, a pipe) is written to as it is.
     """
-    target = os.path.realpath(path)
-    beside = f"{target}.{os.getpid()}.part"
     try:
+        target = os.path.realpath(path)
+        beside = f"{target}.{os.getpid()}.part"
         if os.path.exists(target) and not os.path.isfile(target):
             with open(target, "wb") as file:
                 file.write(data)

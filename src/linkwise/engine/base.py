@@ -130,7 +130,8 @@ class Convention(Frozen, frozen=True, kw_only=True):
     head_over: axis of the head and embedding: "tp" or "stage". embed_over: the embedding's own axis where it differs
         ("" = as head_over). embed_reduce: False = the split embedding's all-reduce is left out (textbook).
     all_reduce, all_reduce_small: implementation of a tensor group's all-reduce ("nccl", "custom"); the small one serves
-        payloads up to small_bytes[tensor group size as text], inside one node only.
+        payloads up to small_bytes[tensor group size as text], inside one node only; below one_shot_bytes[size] in one
+        step (every rank reads all peers), above in two (reduce-scatter and all-gather).
     kv_heads_replicate: True = tp beyond the KV heads replicates them (False = refused).
     supported: False while the convention has not been compared with the real engine or a published table.
     """
@@ -152,6 +153,7 @@ class Convention(Frozen, frozen=True, kw_only=True):
     all_reduce: str = "nccl"
     all_reduce_small: str = "nccl"
     small_bytes: dict[str, int] = {}
+    one_shot_bytes: dict[str, int] = {}
     supported: bool = False
     embed_over: str = ""
     kv_heads_replicate: bool = True

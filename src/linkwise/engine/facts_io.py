@@ -103,7 +103,7 @@ class Facts(Frozen, frozen=True, kw_only=True):
 
 def version_key(version: str) -> tuple[int, ...]:
     """Comparable form of a version: "0.11.0rc1" is (0, 11, 0, 0). Raises InputError without a leading number."""
-    match = re.fullmatch(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})(?:[^\d].{0,40})?", version.strip())
+    match = re.fullmatch(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})(?:[.+-]?[A-Za-z][\w.+-]{0,60})?", version.strip())
     if not match:
         raise InputError(
             f"engine version {version!r}"[:80], where="engine", expected="a version such as 0.32 or 0.11.0"

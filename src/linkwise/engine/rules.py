@@ -106,13 +106,13 @@ def heads(model: Model, layout: Layout) -> Refusal | None:
     if model.heads and model.heads % tp:
         return Refusal(
             reason=f"{model.heads} attention heads are not divisible by tp {tp}",
-            change=f"tp {lower(tp, lambda d: model.heads % d == 0)}",
+            change=f"tp {_dividing(model.heads, tp)}",
         )
     kv = model.kv_heads
     if kv and not model.is_mla and kv % tp and tp % kv:
         return Refusal(
             reason=f"{kv} KV heads: tp {tp} neither divides them nor is a multiple of them",
-            change=f"tp {below(kv, tp)}",
+            change=f"tp {_dividing(kv, tp)}",
         )
     return None
 
@@ -199,7 +199,7 @@ def context_shards(model: Model, layout: Layout) -> Refusal | None:
     if per_kv % dcp:
         return Refusal(
             reason=f"{per_kv} query heads per KV head are not divisible by dcp {dcp}",
-            change=f"dcp {below(per_kv, dcp)}",
+            change=f"dcp {_dividing(per_kv, dcp)}",
         )
     return None
 

@@ -16,16 +16,23 @@ _STRUCTURAL = re.compile(
     r"|expand|config|configs|latent)$|^(use|enable|add|has|tie)_|_(bias|norm|gate)$"
 )
 # Known never to change a tensor, a state or a FLOP.
+# fmt: off
 HARMLESS = frozenset(
-    """architectures auto_map model_type transformers_version torch_dtype dtype use_cache _name_or_path id2label label2id
-    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id initializer_range
-    attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop rms_norm_eps layer_norm_eps layer_norm_epsilon
-    norm_eps layernorm_epsilon rope_theta rope_scaling rope_parameters rope_interleave partial_rotary_factor rotary_dim
-    router_aux_loss_coef output_router_logits aux_loss_alpha seq_aux pretraining_tp ep_size quantization_config
-    num_logits_to_keep chunk_size_feed_forward num_beams num_beam_groups num_return_sequences use_bfloat16
-    return_dict return_dict_in_generate output_attentions output_hidden_states output_scores add_cross_attention
-    _attn_implementation _attn_implementation_autoset""".split()
+    {
+        "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype",
+        "use_cache", "_name_or_path", "id2label", "label2id", "bos_token_id", "eos_token_id", "pad_token_id",
+        "unk_token_id", "sep_token_id", "decoder_start_token_id", "initializer_range", "attention_dropout",
+        "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "rms_norm_eps", "layer_norm_eps",
+        "layer_norm_epsilon", "norm_eps", "layernorm_epsilon", "rope_theta", "rope_scaling",
+        "rope_parameters", "rope_interleave", "partial_rotary_factor", "rotary_dim", "router_aux_loss_coef",
+        "output_router_logits", "aux_loss_alpha", "seq_aux", "pretraining_tp", "ep_size",
+        "quantization_config", "num_logits_to_keep", "chunk_size_feed_forward", "num_beams",
+        "num_beam_groups", "num_return_sequences", "use_bfloat16", "return_dict", "return_dict_in_generate",
+        "output_attentions", "output_hidden_states", "output_scores", "add_cross_attention",
+        "_attn_implementation", "_attn_implementation_autoset",
+    }
 )
+# fmt: on
 
 
 class Fields:

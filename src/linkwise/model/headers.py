@@ -202,8 +202,8 @@ def exact(tensors: tuple[Tensor, ...], stored: dict[str, Stored], where: str) ->
         left.pop(name, None)
         if found.dtype and found.elements != tensor.parameters * share:
             raise InputError(
-                f"{tensor.name} has {found.elements // share} elements in the checkpoint and {tensor.parameters} by the "
-                "config",
+                f"{tensor.name} has {found.elements // share} elements in the checkpoint and {tensor.parameters}"
+                " by the config",
                 where=where,
             )
         result.append(

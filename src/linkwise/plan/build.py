@@ -7,21 +7,16 @@ from linkwise.core.quantity import value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
-from linkwise.plan.choose import choose, decisions
+from linkwise.plan.choose import choose, decisions, resource_rank
 from linkwise.plan.collectives import bubble
 from linkwise.plan.figures import Subject, batches, figures, ops_of, textbook_figures
-from linkwise.plan.fit import nearest_changes
+from linkwise.plan.nearest import changes
 from linkwise.plan.operate import in_flight, operation
 from linkwise.plan.search import Found, search
 from linkwise.plan.step import freeze
 from linkwise.plan.time import GroupTime
 from linkwise.plan.types import NoPlan, Plan, Rejection, StepTime
 from linkwise.workload.types import Workload
-
-# How late in DESIGN §2.4's order a layout was rejected: the later, the nearer it came.
-_STAGES = (
-    "legality", "weights", "workspace", "device memory", "kv", "kv concurrency", "rate", "ttft", "tpot", "link",
-)  # fmt: skip
 
 
 def plan(
@@ -39,7 +34,7 @@ def plan(
     """
     found = search(model, cluster, engine, options, workload, fixed)
     if not found.candidates:
-        return _none(model, cluster, engine, options, workload, found)
+        return _none(model, cluster, engine, options, workload, fixed or {}, found)
     chosen, runner_up = choose(found.candidates, workload)
     memory = found.ledgers[found.candidates.index(chosen)]
     count = min(replicas or chosen.replicas, cluster.size // chosen.group_size)
@@ -109,7 +104,15 @@ def _step_time(group: GroupTime, batch: int, layout: Layout, options: Options) -
     )
 
 
-def _none(model: Model, cluster: Cluster, engine: Engine, options: Options, workload: Workload, found: Found) -> NoPlan:
+def _none(
+    model: Model,
+    cluster: Cluster,
+    engine: Engine,
+    options: Options,
+    workload: Workload,
+    fixed: dict[str, int],
+    found: Found,
+) -> NoPlan:
     """Which resource is short, in the layout that came nearest, and what would help."""
     nearest = max(found.rejected, key=_nearness)
     return NoPlan(
@@ -122,13 +125,12 @@ def _none(model: Model, cluster: Cluster, engine: Engine, options: Options, work
         considered=found.considered,
         nearest=nearest,
         rejected=found.rejected,
-        changes=nearest_changes(model, cluster, engine, options, workload, nearest),
+        changes=changes(model, cluster, engine, options, workload, fixed, nearest),
         notes=_notes(model, cluster, engine, ()),
     )
 
 
 def _nearness(rejection: Rejection) -> tuple[int, float]:
     short = rejection.shortfall
-    stage = _STAGES.index(short.resource) if short.resource in _STAGES else 0
     over = short.need / short.have if short.need > short.have > 0 else short.have / short.need if short.need > 0 else 0
-    return stage, -over
+    return resource_rank(short.resource), -over

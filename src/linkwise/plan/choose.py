@@ -13,8 +13,9 @@ from linkwise.workload.types import Workload
 _SLOWER = {t.value: i for i, t in enumerate(Tier)}
 
 
-# Rates closer than this are equal: the times are not known better, and a tie goes to the simpler layout.
-MARGIN = 0.10
+# Rates closer than this are equal and a tie goes to the simpler layout: uncalibrated step models miss published decode
+# times by 15 % at the median and more between layouts.
+MARGIN = 0.20
 
 
 def order(candidates: tuple[Candidate, ...], workload: Workload) -> list[Candidate]:
@@ -66,13 +67,15 @@ def decisions(
     """The choices behind a plan, each with its break-even and what would settle it."""
     ordered = order(candidates, workload)
     made: list[Decision] = []
-    larger = next((c for c in ordered if c.group_size > chosen.group_size), None)
+    bigger = [c for c in ordered if c.group_size > chosen.group_size and c.group_size % chosen.group_size == 0]
+    larger = next((c for c in bigger if c.layout.pp == chosen.layout.pp), bigger[0] if bigger else None)
     if larger is not None:
         made.append(_replicate(model, cluster, engine, options, workload, chosen, larger))
     smaller = _why_not_smaller(chosen, candidates, rejected)
     if smaller is not None:
         made.append(smaller)
-    peer = next((c for c in ordered if c.group_size == chosen.group_size and c.layout != chosen.layout), None)
+    same_size = [c for c in ordered if c.group_size == chosen.group_size and c.layout != chosen.layout]
+    peer = next((c for c in same_size if c.point.tpot_s != chosen.point.tpot_s), None)
     if peer is not None:
         made.append(_same_size(model, cluster, engine, options, workload, chosen, peer))
     return tuple(made)
@@ -106,8 +109,13 @@ def _replicate(
     rest_s, comm_s, _ = _comm_and_rest(model, cluster, engine, options, workload, chosen, batch)
     rest_l, comm_l, calls = _comm_and_rest(model, cluster, engine, options, workload, larger, batch * copies)
     gained, paid = rest_s - rest_l, comm_l - comm_s
-    each_us = comm_l / calls * 1e6 if calls else 0.0
-    flip = f"{gained * 1e6 / calls:.1f} us a call" if calls else "never"
+    flip = "the larger group's step is not shorter in anything but collectives: no latency flips it"
+    if calls and gained > 0:
+        flip = (
+            f"its decode step computes and reads {show_time(gained)} less, and pays {show_time(paid)} more in {calls}"
+            f" collectives of {show_time(comm_l / calls)}: its step is the shorter one while a collective takes less"
+            f" than {show_time((gained + comm_s) / calls)}"
+        )
     second = chosen.weights_bytes_per_rank * chosen.group_size
     kv = f"{copies} x {chosen.requests}" if copies > 1 else str(chosen.requests)
     return Decision(
@@ -118,14 +126,11 @@ def _replicate(
             f" {larger.max_rate_per_s:.2f} requests/s",
             f"cost: {copies - 1} more full sharded copy of the weights, {show_bytes(second)} each",
             f"cost: separate KV: {kv} requests against {larger.requests} in one pool",
-            f"collective bytes stay inside the {chosen.tier} tier; larger group: {larger.tier} tier; between replicas"
-            " only requests are routed",
+            f"a step's collectives stay inside the {chosen.stage_tier} tier, the larger group's cross the"
+            f" {larger.stage_tier} tier; between replicas only requests are routed",
             f"a failed rank stops {chosen.group_size} devices instead of {larger.group_size}",
         ),
-        break_even=(
-            f"a decode step of the larger group reads {show_time(max(gained, 0.0))} less, pays {show_time(paid)} more"
-            f" in {calls} collectives ({each_us:.1f} us a call): latency alone flips at {flip}"
-        ),
+        break_even=flip,
         measure=f"one decode step's collective over the {larger.group_size} devices, at its real size, in a CUDA graph",
     )  # fmt: skip
 
@@ -134,20 +139,45 @@ def _why_not_smaller(
     chosen: Candidate, candidates: tuple[Candidate, ...], rejected: tuple[Rejection, ...]
 ) -> Decision | None:
     """The named constraint that pays for the chosen group's size."""
-    order = ("tpot", "ttft", "rate", "kv concurrency", "kv", "workspace", "weights", "legality")
+    fitting = [c for c in candidates if c.group_size < chosen.group_size]
+    if fitting:
+        best = max(fitting, key=lambda c: c.max_rate_per_s * c.replicas)
+        rates = best.max_rate_per_s * best.replicas, chosen.max_rate_per_s * chosen.replicas
+        return Decision(
+            question=f"why not {best.replicas} x ({best.layout})?",
+            answer="it fits, but what its weights leave for KV holds too few requests",
+            because=(
+                f"{best.requests} requests fit beside the weights against {chosen.requests}",
+                f"the devices together sustain {rates[0]:.2f} against {rates[1]:.2f} requests/s",
+            ),
+            break_even=f"flips if a step of {best.layout} at its batch of {best.point.batch} were"
+            f" {rates[1] / rates[0]:.1f} times faster, or KV were kept in fewer bytes",
+            measure=f"throughput of {best.layout} at {best.requests} concurrent requests",
+        )
     smaller = [r for r in rejected if r.layout.size < chosen.group_size]
     if not smaller:
         return None
-    # The one that came nearest to being accepted: the largest of them, stopped last.
-    nearest = max(smaller, key=lambda r: (r.layout.size, -_place(order, r.shortfall.resource)))
+    # The one that came nearest to being accepted: stopped last, then the largest.
+    nearest = max(smaller, key=lambda r: (resource_rank(r.shortfall.resource), r.layout.size, -r.layout.cp))
     short = nearest.shortfall
     return Decision(
-        question=f"why not {nearest.layout.size} device(s) a group?",
-        answer=f"{short.resource} of {nearest.layout}",
+        question=f"why not a group of {nearest.layout.size}?",
+        answer=f"{nearest.layout} is short of {short.resource}",
         because=(short.reason,),
-        break_even=f"flips if {short.change}" if short.change else "",
+        break_even=f"flips with {short.change}" if short.change else "",
         measure=_MEASURE.get(short.resource, "start the engine on the smaller layout and read its memory log"),
     )
+
+
+# DESIGN §2.4's order: the later a layout was stopped, the nearer it came.
+RESOURCES = (
+    "legality", "weights", "workspace", "device memory", "kv", "kv concurrency", "rate", "ttft", "tpot", "link",
+)  # fmt: skip
+
+
+def resource_rank(resource: str) -> int:
+    """Place of a resource in the order in which layouts are rejected."""
+    return RESOURCES.index(resource)
 
 
 _MEASURE = {
@@ -155,10 +185,6 @@ _MEASURE = {
     "ttft": "the time of one prompt on the smaller layout",
     "rate": "the rate the smaller layout sustains inside the targets",
 }
-
-
-def _place(order: tuple[str, ...], resource: str) -> int:
-    return order.index(resource) if resource in order else len(order)
 
 
 def _same_size(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from linkwise.core.errors import InputError
-from linkwise.core.quantity import Num, named
+from linkwise.core.quantity import Num, named, where
 
 
 class Wire(NamedTuple):
@@ -21,24 +21,20 @@ class Wire(NamedTuple):
     recv: Num
 
 
-def _wire(useful: Num, sent: Num, recv: Num) -> Wire:
-    return Wire(named("useful_recv", useful, "B"), named("wire_sent", sent, "B"), named("wire_recv", recv, "B"))
-
-
 def ring_all_reduce(S: Num, n: Num) -> Wire:
     """Reduce-scatter then all-gather around a ring: 2S(n-1)/n each way. Useful: the other ranks' reduced sum, once."""
     moved = 2 * S * (n - 1) / n
-    return _wire(S * (n - 1) / n, moved, moved)
+    return Wire(S * (n - 1) / n, moved, moved)
 
 
 def one_shot_all_reduce(S: Num, n: Num) -> Wire:
     """Every rank reads every peer's tensor: S(n-1) received; each peer's read is a send of ours."""
-    return _wire(S * (n - 1) / n, S * (n - 1), S * (n - 1))
+    return Wire(S * (n - 1) / n, S * (n - 1), S * (n - 1))
 
 
 def nvls_all_reduce(S: Num, n: Num) -> Wire:
     """NVLink SHARP: the switch reduces and multicasts. S(1 + 1/n) each way."""
-    return _wire(S * (n - 1) / n, S * (n + 1) / n, S * (n + 1) / n)
+    return Wire(S * (n - 1) / n, S * (n + 1) / n, S * (n + 1) / n)
 
 
 def tree_all_reduce(S: Num, n: Num) -> Wire:
@@ -49,29 +45,29 @@ def tree_all_reduce(S: Num, n: Num) -> Wire:
 def all_gather(S: Num, n: Num) -> Wire:
     """Ring or direct: each rank receives the n-1 shards it lacks and sends as much. S is the gathered output."""
     moved = S * (n - 1) / n
-    return _wire(moved, moved, moved)
+    return Wire(moved, moved, moved)
 
 
 def reduce_scatter(S: Num, n: Num) -> Wire:
     """Ring: S(n-1)/n each way; a rank needs the other ranks' contributions to its own shard, reduced: S/n."""
     moved = S * (n - 1) / n
-    return _wire(S / n * (n > 1), moved, moved)
+    return Wire(where(n > 1, S / n, 0), moved, moved)
 
 
 def all_to_all(S: Num, n: Num) -> Wire:
     """Uniform direct exchange: a rank keeps 1/n and sends the rest."""
     moved = S * (n - 1) / n
-    return _wire(moved, moved, moved)
+    return Wire(moved, moved, moved)
 
 
 def send_recv(S: Num, n: Num = 2) -> Wire:
     """One message from one rank to the next."""
-    return _wire(S, S, S)
+    return Wire(S, S, S)
 
 
 def broadcast(S: Num, n: Num) -> Wire:
     """Ring broadcast: every rank but the root receives S and all but the last send it; the busiest rank's figures."""
-    return _wire(S, S, S)
+    return Wire(S, S, S)
 
 
 # kind -> algorithm -> bytes. The first algorithm of a kind is its default.
@@ -90,6 +86,11 @@ ALGORITHMS: dict[str, dict[str, Callable[[Num, Num], Wire]]] = {
     "broadcast": {"ring": broadcast},
     "gather": {"direct": all_gather},
 }
+
+
+def default_algorithm(kind: str) -> str:
+    """What a kind uses unless told otherwise."""
+    return next(iter(ALGORITHMS[kind]))
 
 
 def wire(kind: str, S: Num, n: Num, algorithm: str = "") -> Wire:

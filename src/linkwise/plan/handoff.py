@@ -200,15 +200,19 @@ def _link_seconds(case: _Case, load: _Load, prompt: Num, given: Given) -> tuple[
     return payload, wire, maximum(read_seconds(payload, effective), read_seconds(wire, spec))
 
 
-def _prefill_seconds(case: _Case, prompt: Num, given: Given) -> Num:
+def prefill_seconds(parameters: Num, prompt: Num, peak: Num, ranks: Num) -> Num:
+    """The textbook's prefill time: 2 FLOPs a parameter and token at peak on every rank, no attention term."""
+    flops = named("prefill_flops", 2 * parameters * prompt, "FLOP", "no attention term")
+    return named("prefill_s", flops_seconds(flops, peak * ranks), "s")
+
+
+def _prefill(case: _Case, prompt: Num, given: Given) -> Num:
     if case.options.prefill_s is not None:
         return given("prefill_s", case.options.prefill_s, "s", "stated")
     if case.textbook:
         parameters = given("parameters", case.model.parameters, "parameters", case.model.source)
         peak = given("peak", case.cluster.accelerator.flops["bf16"], "FLOP/s", case.cluster.accelerator.label)
-        flops = named("prefill_flops", 2 * parameters * prompt, "FLOP", note="no attention term")
-        ranks = given("prefill_ranks", case.prefill.size, "ranks", f"prefill {case.prefill}")
-        return named("prefill_s", flops_seconds(flops, peak * ranks), "s")
+        return prefill_seconds(parameters, prompt, peak, given("prefill_ranks", case.prefill.size, "ranks", "layout"))
     step = group_seconds(case.model, case.prefill, case.engine, case.cluster, prefill_batch(prompt), Options())
     return given("prefill_s", value_of(step.token), "s", f"time of a prefill step, {case.cluster.constants.label}")
 
@@ -255,7 +259,8 @@ def _figures(case: _Case, loads: list[_Load], given: Given) -> dict[str, Num]:
         passes = given("copies", copies, "copies", f"{case.name}: through staging buffers, read and written")
         figures["copy_s"] = named("copy_s", 2 * passes * share / hbm, "s")
     moved = figures["transfer_s"] + figures.get("copy_s", 0)
-    figures["prefill_s"] = _prefill_seconds(case, prompt, given)
+    figures["prefill_s"] = _prefill(case, prompt, given)
+    figures["prefill_load"] = named("prefill_load", rate * figures["prefill_s"], "groups", "busy prefill groups")
     figures["share_of_prefill"] = named("share_of_prefill", figures["transfer_s"] / figures["prefill_s"])
     units = given("parts", _units(case), "parts", f"{case.name} sends by {case.it.granularity}")
     # Part i leaves when it is computed and the one before it has left: the last ends late by the longer of the two.
@@ -389,9 +394,25 @@ def _notes(case: _Case, figures: dict[str, Num]) -> tuple[str, ...]:
         notes.append("receivers of a replicated state gather their parts inside their group: not in the transfer time")
     if not (case.it.per_rank if case.options.per_rank is None else case.options.per_rank):
         notes.append("one rank per stage moves everything: gathering to it and scattering from it are not counted")
+    groups = float(value_of(figures["prefill_load"]))
+    if groups >= 1:
+        each = 1 / float(value_of(figures["prefill_s"]))
+        notes.append(
+            f"one prefill group computes {each:.3g} prompts/s at most: {case.rate:g}/s takes {int(groups) + 1} of them,"
+            " each with routes of its own; the links here carry the whole rate"
+        )
     if not case.textbook:
         notes.append(f"times rest on {case.cluster.constants.label} constants")
     return tuple(notes)
 
 
-__all__ = ["Flow", "Handoff", "HandoffOptions", "LinkLoad", "RankShare", "handoff", "handoff_figures"]
+__all__ = [
+    "Flow",
+    "Handoff",
+    "HandoffOptions",
+    "LinkLoad",
+    "RankShare",
+    "handoff",
+    "handoff_figures",
+    "prefill_seconds",
+]

@@ -11,7 +11,7 @@ from linkwise.core.quantity import Given, Num, named, plain, total
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.memory import Case, RankFigures, case_of, group_figures, rank_figures
-from linkwise.plan.residents import copies, rank_classes, shards
+from linkwise.plan.residents import Line, copies, rank_classes, shards
 from linkwise.plan.shortfall import first_shortfall
 from linkwise.plan.types import Entry, Ledger, RankLedger
 from linkwise.workload.types import Workload
@@ -80,6 +80,7 @@ def ledger_figures(
             f"budget.{rank}": one.space.budget,
             f"activations.{rank}": one.peak.forward,
             f"logits.{rank}": one.peak.extra,
+            f"workspace.{rank}": named("workspace", one.workspace, "B"),
             f"runtime.{rank}": named("runtime_memory", total((one.fixed.runtime, one.fixed.collective)), "B"),
             f"kv.{rank}": one.space.left,
             f"request.{rank}": one.demand.request,
@@ -134,7 +135,7 @@ def _entries(case: Case, f: RankFigures) -> tuple[Entry, ...]:
     counted = case.mode != "static"
     result = [
         Entry(
-            name=f"weights.{line.role}",
+            name=f"weights.{_label(line, f.lines)}",
             bytes=line.bytes,
             sharded_over=shards(line.over, layout),
             replicated_over=copies(line.over, layout),
@@ -157,6 +158,13 @@ def _entries(case: Case, f: RankFigures) -> tuple[Entry, ...]:
     if case.mode == "free":
         result.append(Entry(name="reserve", bytes=f.space.reserve, note="free memory the engine leaves alone"))
     return (*result, *_request_entries(case, f))
+
+
+def _label(line: Line, lines: list[Line]) -> str:
+    """A role's name; where its weights are divided in several ways, with the way."""
+    if sum(other.role == line.role for other in lines) == 1:
+        return line.role
+    return f"{line.role}.{'x'.join(line.over) or 'replicated'}"
 
 
 def _request_entries(case: Case, f: RankFigures) -> list[Entry]:

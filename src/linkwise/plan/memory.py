@@ -102,6 +102,12 @@ class RankFigures(NamedTuple):
     demand: Demand
     short: Num
 
+    @property
+    def workspace(self) -> Num:
+        """Working memory beside weights: activations, sampler, runtime, collective buffers, graphs."""
+        fixed = self.fixed
+        return total((self.peak.forward, self.peak.extra, fixed.runtime, fixed.collective, fixed.graphs))
+
 
 def case_of(
     model: Model, cluster: Cluster, engine: Engine, layout: Layout, options: Options, workload: Workload

@@ -17,6 +17,9 @@ from linkwise.plan.step import Batch, decode_batch, mixed_batch, prefill_batch
 from linkwise.plan.time import GroupTime, Span, group_seconds, spans
 from linkwise.workload.types import Workload
 
+# A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
+MAX_PROMPT_LOAD = 0.9
+
 
 class Operation(NamedTuple):
     """Figures of one replica at a batch size (arrays over batch sizes on the fast path). Seconds, requests/s."""
@@ -40,7 +43,7 @@ def step_requests(batch: Num, layout: Layout, options: Options, given: Given = p
     parts = layout.dp_attn * in_flight(layout, options)
     return named(
         "requests_per_step",
-        ceil_div(batch, given("dp_attn x batches in flight", parts, "", "layout")),
+        ceil_div(batch, given("steps_per_round", parts, "steps", "dp_attn x batches in flight")),
         "requests",
     )
 
@@ -113,14 +116,15 @@ def operation(
 
     rounds = named("rounds", osl / own, "rounds", "decode rounds between two arrivals: one token to each request")
     prompt = named("prompt", chunks * maximum(0, mixed.interval - decode.interval), "s", "what riding chunks add")
-    busy = named("prompt_steps", chunks * mixed.interval, "s", "never less than the prompt's own steps")
-    cycle = named("cycle", maximum(rounds * round_s + prompt, busy), "s", "between two arrivals")
+    busy = named("prompt_steps", chunks * mixed.interval, "s", "the steps that carry one prompt")
+    least = busy / given("max_prompt_load", MAX_PROMPT_LOAD, "", "prompts leave slack, or their queue has no bound")
+    cycle = named("cycle", maximum(rounds * round_s + prompt, least), "s", "between two arrivals")
     rate = named("rate", replicas / cycle, "requests/s", "one finishes for each that arrives")
     tpot = named("tpot", cycle / rounds, "s", "others' prompts stretch every token's gap")
 
     load = named("prompt_load", busy / cycle, "", "share of time spent in steps that carry a prompt")
     # Prompts queue behind prompts (M/D/1); the step under way ends first.
-    wait = named("wait", load * busy / (2 * maximum(1 - load, 1e-9)), "s", "M/D/1 queue of prompts")
+    wait = named("wait", load * busy / (2 * (1 - load)), "s", "M/D/1 queue of prompts")
     latency = named("prefill_latency", mixed.token + (chunks - 1) * mixed.interval, "s", "its own chunks, in turn")
     ttft = named("ttft", latency + wait + decode.interval, "s")
     return Operation(tpot, ttft, rate, round_s, decode, mixed, prefill)

@@ -111,7 +111,8 @@ def _share(role: str, over: tuple[str, ...], mine: int, whole: int, layout: Layo
 
 def _padding(stock: Inventory, layout: Layout, engine: Engine, lines: list[Line], given: Given) -> list[Line]:
     """What an expert kernel's padded extents add to the experts' bytes."""
-    moe, pad = stock.model.moe, engine.memory.expert_pad.get(stock.model.quantization)
+    # A quantisation's name starts with its format: "mxfp4 experts".
+    moe, pad = stock.model.moe, engine.memory.expert_pad.get(stock.model.quantization.split(" ")[0])
     experts = [line for line in lines if line.role == "moe.experts"]
     if moe is None or pad is None or not experts:
         return []

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
@@ -21,6 +22,20 @@ from linkwise.workload.types import Workload
 BATCHES = tuple(2**i for i in range(12))
 
 DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep")
+
+
+Sizes = npt.NDArray[np.int64]
+
+
+class Points(NamedTuple):
+    """A layout at several batch sizes."""
+
+    sizes: Sizes
+    tpot: npt.NDArray[np.float64]
+    ttft: npt.NDArray[np.float64]
+    rate: npt.NDArray[np.float64]
+    meets_tpot: npt.NDArray[np.bool_]
+    meets_ttft: npt.NDArray[np.bool_]
 
 
 class Found(NamedTuple):
@@ -133,17 +148,26 @@ def evaluate(
     """The point a fitting layout operates at, or the first target it misses."""
     places = spans(layout, cluster)
     most = min(memory.requests, engine.resolve(options, model, cluster.accelerator, layout).max_seqs * layout.dp_attn)
-    sizes = np.unique(np.minimum(np.array(BATCHES), most))
-    at = operation(model, layout, engine, cluster, workload, options, sizes, places)
-    tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (at.tpot, at.ttft, at.rate))
     targets = workload.targets
-    meets_tpot = tpot <= (targets.tpot_s or np.inf)
-    meets_ttft = ttft <= (targets.ttft_s or np.inf)
+
+    def at(sizes: Sizes) -> Points:
+        found = operation(model, layout, engine, cluster, workload, options, sizes, places)
+        tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (found.tpot, found.ttft, found.rate))
+        return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
+
+    points = at(np.unique(np.minimum(np.array(BATCHES), most)))
+    good = points.meets_tpot & points.meets_ttft
+    if good.any() and not good[-1]:
+        # The largest batch inside the targets lies between two powers of two: look there.
+        last = int(np.flatnonzero(good)[-1])
+        between = np.linspace(points.sizes[last], points.sizes[last + 1], len(BATCHES)).astype(int)
+        points = at(np.unique(np.concatenate([points.sizes, between])))
+        good = points.meets_tpot & points.meets_ttft
+    sizes, tpot, ttft, rate, meets_tpot, meets_ttft = points
     if not meets_ttft.any():
         return _missed("ttft", float(ttft.min()), targets.ttft_s or 0.0, places, layout)
     if not meets_tpot.any():
         return _missed("tpot", float(tpot.min()), targets.tpot_s or 0.0, places, layout)
-    good = meets_tpot & meets_ttft
     if not good.any():
         return _missed("tpot", float(tpot[meets_ttft].min()), targets.tpot_s or 0.0, places, layout)
     best = int(np.argmax(np.where(good, rate, -1.0)))
@@ -168,7 +192,7 @@ def evaluate(
             rate_per_s=offered, tokens_per_s=offered * workload.osl_tokens,
         ),
         kv_tokens=memory.kv_tokens, weights_bytes_per_rank=max(r.bytes_of("weights") for r in memory.ranks),
-        tier=crossing(layout, places),
+        tier=crossing(layout, places), stage_tier=places["stage"].tier.value,
     )  # fmt: skip
 
 

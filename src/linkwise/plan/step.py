@@ -9,6 +9,7 @@ of a batch are those of one attention replica.
 
 from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from linkwise.core.dtypes import BITS, canonical
@@ -16,7 +17,7 @@ from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, total, value_of, where
 from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model, Moe
-from linkwise.plan.collectives import Wire, distinct_nodes, wire
+from linkwise.plan.collectives import Wire, default_algorithm, distinct_nodes, wire
 from linkwise.plan.inventory import Inventory, Stage, inventory, stages, token_bytes
 from linkwise.plan.types import Op
 
@@ -69,8 +70,11 @@ ANYWHERE = Place()
 class _Writer:
     """Collects the ops of one stage with what they share."""
 
-    def __init__(self, model: Model, layout: Layout, convention: Convention, stage: Stage, place: Place) -> None:
+    def __init__(
+        self, model: Model, layout: Layout, convention: Convention, stage: Stage, place: Place, given: Given
+    ) -> None:
         self.layout, self.convention, self.stage, self.place = layout, convention, stage, place
+        self.given = given
         self.dtype = model.dtype
         self.ops: list[Op] = []
 
@@ -93,8 +97,8 @@ class _Writer:
         if size <= 1 or repeat <= 0:
             return
         S = named(f"{role}.S", S, "B")
-        limit = small_limit(self.convention, size) if kind == "all_reduce" and group in self.place.islands else 0
-        algorithm, moved = _moved(kind, S, size, limit)
+        kernel = kernel_limits(self.convention, size) if kind == "all_reduce" and group in self.place.islands else NONE
+        algorithm, moved = _moved(kind, S, self.given(group, size, "ranks", f"{group} group"), kernel)
         if useful_share is not None:
             moved = Wire(moved.useful_recv * useful_share, moved.sent * useful_share, moved.recv * useful_share)
         self.ops.append(
@@ -107,20 +111,37 @@ class _Writer:
         )  # fmt: skip
 
 
-def small_limit(convention: Convention, size: int) -> int:
-    """Largest all-reduce the engine's custom kernel takes for a group inside an island; 0 = it takes none."""
-    return convention.small_bytes.get(str(size), 0) if convention.all_reduce_small != convention.all_reduce else 0
+class Kernel(NamedTuple):
+    """Payloads an engine's own all-reduce kernel takes: in one step below `one_shot`, at all up to `most`."""
+
+    one_shot: int
+    most: int
 
 
-def _moved(kind: str, S: Num, size: int, limit: int) -> tuple[str, Wire]:
-    """Algorithm and bytes of a call: the one-shot kernel up to `limit` bytes, the kind's default above."""
-    big = wire(kind, S, size)
-    if not limit:
-        return ("ring" if kind not in {"all_to_all", "send_recv"} else "direct"), big
-    small = wire(kind, S, size, "one_shot")
-    pick = Wire(*(where(limit >= S, a, b) for a, b in zip(small, big, strict=True)))
-    is_small = value_of(limit >= S)
-    return ("one_shot" if is_small is True else "ring" if is_small is False else "by size"), pick
+NONE = Kernel(0, 0)
+
+
+def kernel_limits(convention: Convention, size: int) -> Kernel:
+    """Limits of the engine's own all-reduce kernel for a group of this size; zeros where it has none."""
+    if convention.all_reduce_small == convention.all_reduce:
+        return NONE
+    return Kernel(convention.one_shot_bytes.get(str(size), 0), convention.small_bytes.get(str(size), 0))
+
+
+def _moved(kind: str, S: Num, size: Num, kernel: Kernel) -> tuple[str, Wire]:
+    """Algorithm and bytes of a call: the engine's kernel where it takes the payload, else the kind's default."""
+    default = wire(kind, S, size)
+    if not kernel.most:
+        return default_algorithm(kind), default
+    # A two-shot kernel moves a ring's bytes in two steps, so only the one-shot kernel changes what is on the wire.
+    one = wire(kind, S, size, "one_shot")
+    below = kernel.one_shot > S
+    pick = Wire(*(where(below, a, b) for a, b in zip(one, default, strict=True)))
+    if isinstance(value_of(S), np.ndarray):
+        return "by size", pick
+    if value_of(below):
+        return "one_shot", pick
+    return "two_shot" if value_of(S) <= kernel.most else default_algorithm(kind), pick
 
 
 def step_ops(
@@ -149,7 +170,7 @@ def stage_ops(
     """The ops of one stage in program order: embedding, mixers, feed-forwards, hand-over, logits."""
     model = stock.model
     convention = engine.convention_for(model, layout, options)
-    write = _Writer(model, layout, convention, stage, place)
+    write = _Writer(model, layout, convention, stage, place, given)
     # Prompt tokens are split over cp; a decode token is on every cp rank, whose KV shards each hold a part of it.
     spread = layout.cp if batch.kind != "decode" else 1
     tokens = given("tokens", batch.tokens, "tokens", "tokens of the step on one attention replica")

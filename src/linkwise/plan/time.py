@@ -15,7 +15,7 @@ from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.collectives import hops
 from linkwise.plan.inventory import Inventory, Stage, held, inventory, request_bytes, stages
-from linkwise.plan.step import Batch, Place, kv_dtype_of, small_limit, stage_ops
+from linkwise.plan.step import Batch, Place, kernel_limits, kv_dtype_of, stage_ops
 from linkwise.plan.types import Op
 
 US = 1e-6
@@ -62,24 +62,17 @@ def place_of(layout: Layout, places: dict[str, Span]) -> Place:
     return Place(nodes, frozenset(axis for axis, s in places.items() if s.tier is Tier.ISLAND))
 
 
-def _latency(cluster: Cluster, implementation: str, tier: Tier) -> tuple[float, float]:
-    key = f"{implementation}.{tier.value}"
-    found = cluster.constants.latency_us.get(key)
-    if found is None:
-        raise InputError(f"no latency constant {key!r}", where="cluster constants", expected=f"latency_us: {key}")
-    return found
-
-
-def port_bandwidth(cluster: Cluster, place: Span, kind: str) -> float:
+def port_bandwidth(cluster: Cluster, place: Span, kind: str, ranks: int) -> float:
     """Bytes/s per direction the busiest port gives one rank of a group.
 
     A ring over nodes crosses each node's NICs once in each direction for the whole group's data, and NCCL runs one ring
     per NIC, so the ranks of a node pool their NICs. A pairwise exchange uses each rank's own NIC.
     """
-    own = cluster.bandwidth(place.tier)
+    own = cluster.bandwidth(place.tier, ranks)
     if place.tier is Tier.CLUSTER and kind in {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "gather"}:
         pooled = own * place.per_node
-        inside = cluster.bandwidth(Tier.ISLAND if cluster.island_size >= place.per_node > 1 else Tier.NODE)
+        tier = Tier.ISLAND if cluster.island_size >= place.per_node > 1 else Tier.NODE
+        inside = cluster.bandwidth(tier, place.per_node)
         return min(pooled, inside) if place.per_node > 1 else pooled
     return own
 
@@ -89,14 +82,16 @@ def op_seconds(
 ) -> Num:
     """Seconds of one call of an op, busiest rank."""
     bandwidth = given(
-        f"bandwidth.{op.group}", port_bandwidth(cluster, place, op.kind), "B/s",
+        f"bandwidth.{op.group}", port_bandwidth(cluster, place, op.kind, op.size), "B/s",
         f"{cluster.port(place.tier)[0]}, {cluster.constants.label} efficiency",
     )  # fmt: skip
     name = "eager" if eager else convention.all_reduce if op.kind == "all_reduce" else "nccl"
     latency = _call_latency(cluster, name, place.tier, op.role, hops(op.kind, op.size), given)
-    if op.algorithm in {"one_shot", "by size"} and not eager:
-        quick = _call_latency(cluster, convention.all_reduce_small, place.tier, op.role, 1, given)
-        latency = where(op.S_bytes <= small_limit(convention, op.size), quick, latency)
+    if op.algorithm in {"one_shot", "two_shot", "by size"} and not eager:
+        small = convention.all_reduce_small
+        kernel = kernel_limits(convention, op.size)
+        one, two = (_call_latency(cluster, n, place.tier, op.role, 1, given) for n in (small, f"{small}-two-shot"))
+        latency = where(op.S_bytes < kernel.one_shot, one, where(op.S_bytes <= kernel.most, two, latency))
     moved = maximum(op.wire_sent_bytes, op.wire_recv_bytes)
     if op.kind == "all_to_all" and place.tier is Tier.CLUSTER and op.size > 1:
         # Only what is bound for other nodes crosses the NICs.
@@ -106,7 +101,7 @@ def op_seconds(
 
 
 def _call_latency(cluster: Cluster, name: str, tier: Tier, role: str, steps: int, given: Given) -> Num:
-    base, per_step = _latency(cluster, name, tier)
+    base, per_step = cluster.constants.latency(name, tier)
     source = f"{name} over {tier.value}, {cluster.constants.label}: {base:g} us + {steps} steps x {per_step:g} us"
     return given(f"latency.{role}.{name}", (base + per_step * steps) * US, "s", source)
 

@@ -151,7 +151,10 @@ class Decision(Frozen, frozen=True, kw_only=True):
 
 
 class Candidate(Frozen, frozen=True, kw_only=True):
-    """A feasible layout: its point of operation and what it costs."""
+    """A feasible layout: its point of operation and what it costs.
+
+    tier, stage_tier: the slowest tier a tensor group, and all traffic of a pipeline stage, crosses.
+    """
 
     layout: Layout
     replicas: int
@@ -162,6 +165,7 @@ class Candidate(Frozen, frozen=True, kw_only=True):
     kv_tokens: int | None
     weights_bytes_per_rank: int
     tier: str
+    stage_tier: str = "device"
 
 
 class Plan(Frozen, frozen=True, kw_only=True):

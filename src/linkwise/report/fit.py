@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from linkwise.core.units import GB, show_bytes
 from linkwise.plan.types import Fit
 from linkwise.report.text import (
+    budget_words,
     capacity_words,
     engine_words,
     heading,
@@ -49,9 +50,14 @@ def _no(fit: Fit) -> list[str]:
     short = fit.ledger.shortfall
     if short is None:  # not fitting without a shortfall would be a bug of ours
         return [f"does not fit: {fit.layout}"]
-    lines = [f"does not fit: {short.resource}.  {short.reason}"]
-    if short.unit == "B" and "short by" not in short.reason:
-        lines[0] += f": short by {show_bytes(short.need - short.have)}"
+    if short.resource == "weights":
+        rank = next(r for r in fit.ledger.ranks if short.rank in r.ranks)
+        budget = budget_words(rank, fit.resolved)
+        reason = f"{fit.layout} needs {show_bytes(short.need)} on each rank, the budget is {budget}"
+    else:
+        reason = short.reason
+    missing = f": short by {show_bytes(short.need - short.have)}" if short.unit == "B" else ""
+    lines = [f"does not fit: {short.resource}.  {reason}{missing}"]
     nearest = fit.nearest or ((short.change,) if short.change else ())
     if nearest:
         lines.append("nearest: " + "; or ".join(nearest))

@@ -134,7 +134,7 @@ def _why(plan: Plan) -> list[str]:
     for made in plan.decisions:
         if made.question.startswith("why not"):
             reason = "; ".join(made.because)
-            return [f"why        the smallest group that does: smaller ones fail on {made.answer} ({reason})"]
+            return [f"why        the smallest group that does: {made.answer} ({reason})"]
     return []
 
 

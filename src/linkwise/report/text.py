@@ -32,12 +32,11 @@ def render(block: "Iterable[str | Table]", stream: TextIO) -> str:
             continue
         from rich.console import Console
 
-        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        terminal = stream.isatty()
+        # no_color alone would leave bold: NO_COLOR and a dumb terminal get no escapes at all.
+        plain = not terminal or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
         console = Console(
-            file=io.StringIO(),
-            force_terminal=terminal,
-            no_color="NO_COLOR" in os.environ,
-            width=None if terminal else _FILE_WIDTH,
+            file=io.StringIO(), force_terminal=not plain, no_color=plain, width=None if terminal else _FILE_WIDTH
         )
         console.print(item)
         text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -80,7 +79,7 @@ def cluster_line(cluster: Cluster) -> str:
         kind = "NVLink" if device.scaleup_kind.startswith("nvlink") else device.scaleup_kind
         whole = cluster.island_size >= cluster.size
         parts.append(f"one {kind} island" if whole else f"{kind} islands of {cluster.island_size}")
-    else:
+    elif cluster.devices_per_node > 1:
         parts.append("PCIe only")
     if cluster.nodes > 1 and cluster.nics_per_node:
         parts.append(f"{cluster.nics_per_node} x {cluster.nic_Bps * 8 / 1e9:.0f} Gb/s NICs a node")
@@ -162,6 +161,8 @@ def rank_table(ledger: Ledger) -> "list[str | Table]":
     for name in names:
         found = [entries.get(name) for entries in by_rank]
         first = next(entry for entry in found if entry)
+        if not any(entry and entry.bytes for entry in found):
+            continue
         split = " · ".join(
             words
             for words in (

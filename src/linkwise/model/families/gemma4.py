@@ -152,7 +152,7 @@ def vision(top: Fields, draft: Draft) -> None:
     kv_heads = fields.integer("num_key_value_heads", default=heads, least=1, most=common.MAX_HEADS)
     dim, patch = common.width(fields, "head_dim"), common.width(fields, "patch_size")
     states.exactly(fields, "attention_bias", False, default=False)
-    states.exactly(fields, "use_clipped_linears", False, default=False)
+    clipped = fields.flag("use_clipped_linears")
     tower = Site(draft, "model.vision_tower", under="vision.")
     tower.linear("patch_embedder.input_proj", "patch", width, 3 * patch * patch)
     positions = common.width(fields, "position_embedding_size")
@@ -173,6 +173,9 @@ def vision(top: Fields, draft: Draft) -> None:
         )
         for name in _NORMS:
             block.vector(name, "norm", width)
+        if clipped:
+            # Four bounds (inputs and outputs, least and largest) of each of the block's seven projections.
+            block.vector("bounds", "bounds", 4 * 7)
     if fields.flag("standardize"):
         tower.vector("std_bias", "standard", width)
         tower.vector("std_scale", "standard", width)

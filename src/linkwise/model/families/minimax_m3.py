@@ -31,7 +31,7 @@ def read(fields: Fields) -> Draft:
         common.layer_norms(site, hidden)
         draft.layers.append(attention.layer(index, "moe" if sparse[index] else "dense"))
     draft.add("model.norm", "norm.final", hidden)
-    _mtp(draft, fields, hidden, count, attention, experts)
+    _note_mtp(draft, fields)
     return draft
 
 
@@ -145,23 +145,14 @@ class _Experts:
         )
 
 
-def _mtp(draft: Draft, fields: Fields, hidden: int, count: int, attention: _Attention, experts: _Experts) -> None:
-    """MTP modules: a sparse MoE layer each; embedding and head are the model's own."""
+def _note_mtp(draft: Draft, fields: Fields) -> None:
+    """The configs announce MTP modules; MiniMax's published total (428 B, vision included) has no room for them."""
     steps = fields.integer("num_mtp_modules", default=0, most=common.MAX_LAYERS)
-    depth = fields.integer("num_nextn_predict_layers", default=min(steps, 1), most=common.MAX_LAYERS)
-    if depth != steps:
+    fields.integer("num_nextn_predict_layers", default=0, most=common.MAX_LAYERS)
+    if steps:
         draft.notes.append(
-            f"num_mtp_modules is {steps}: released checkpoints carry module 0 and run it {steps} times; {depth} counted"
+            f"num_mtp_modules is {steps}: the published total leaves MTP weights out, so none are counted"
         )
-    draft.mtp_layers = depth
-    for index in range(depth):
-        site = Site(draft, f"model.mtp.layers.{index}", count + index, "mtp.")
-        states.mtp_inputs(site, hidden)
-        layer = site.at("transformer_layer")
-        attention.write(layer.at("self_attn"), any(attention.sparse))
-        experts.write(layer.at("block_sparse_moe"))
-        common.layer_norms(layer, hidden)
-        site.vector("final_layernorm", "norm.final", hidden)
 
 
 def vision(top: Fields, draft: Draft) -> None:

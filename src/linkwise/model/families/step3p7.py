@@ -94,9 +94,10 @@ def _sparse(fields: Fields, count: int) -> frozenset[int]:
     if listed is None:
         return frozenset(range(fields.integer("first_k_dense_replace", default=3, most=count), count))
     items = listed.split(",") if isinstance(listed, str) else listed
-    if not isinstance(items, list) or not all(str(i).strip().isdecimal() for i in items):
-        raise NotUnderstood(f"field 'moe_layers_enum' is {listed!r}"[:200], where=fields.where)
-    return frozenset(int(i) for i in items if int(i) < count)
+    words = [str(i).strip() for i in items] if isinstance(items, list) else [""]
+    if not all(word.isdecimal() and len(word) < 6 for word in words):
+        raise NotUnderstood(f"field 'moe_layers_enum' is {str(listed)[:100]!r}", where=fields.where, expected="1,2,...")
+    return frozenset(int(word) for word in words if int(word) < count)
 
 
 def _considered(draft: Draft, fields: Fields) -> None:
