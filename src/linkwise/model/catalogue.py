@@ -34,7 +34,7 @@ class Entry(Frozen, frozen=True, kw_only=True):
 
 
 class _Written(Frozen, frozen=True, kw_only=True):
-    """An entry as written in a facts file. `config` changes what `like` has; null drops a field."""
+    """An entry as written in a facts file. `config` changes what `like` has; null is a config's null."""
 
     hub: str = ""
     also: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def _resolve(name: str, written: dict[str, _Written], depth: int = 0) -> Entry:
         hub=own.hub,
         also=own.also,
         source=source,
-        config={k: v for k, v in config.items() if v is not None},
+        config=config,
     )
 
 

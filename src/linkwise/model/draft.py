@@ -47,6 +47,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def states(self, name: str) -> bool:
+        """Whether the config writes the field down, even as null: for fields whose absence means something else."""
+        return name in self._values
+
     @property
     def where(self) -> str:
         return self._where

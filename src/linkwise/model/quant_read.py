@@ -55,9 +55,9 @@ def _kv_dtype(config: dict[str, Any], where: str) -> str | None:
     if value is None:
         return None
     known = {"FP8": "float8_e4m3", "INT8": "int8", "NVFP4": "float4_e2m1"}
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise refuse(f"KV cache quantisation {value!r}"[:200], where, hint="known for KV: " + ", ".join(known))
-    return known[str(value)]
+    return known[value]
 
 
 def _by_method(method: str, own: dict[str, Any], where: str, dtype: str, fp8_scale_dtype: str) -> Quantization:

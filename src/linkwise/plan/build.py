@@ -9,7 +9,7 @@ from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.choose import choose, decisions, resource_rank
 from linkwise.plan.collectives import bubble
-from linkwise.plan.figures import Subject, batches, figures, ops_of, textbook_figures
+from linkwise.plan.figures import Subject, batches, figures, ops_of, prefill_seconds, textbook_figures
 from linkwise.plan.nearest import changes
 from linkwise.plan.operate import in_flight, operation
 from linkwise.plan.search import Found, search
@@ -61,7 +61,7 @@ def plan(
         decode=ops["decode"],
         mixed=ops["mixed"],
         decode_time=_step_time(at.decode, chosen.point.batch, chosen.layout, options),
-        prefill_time=_step_time(at.prefill, 1, chosen.layout, options),
+        prefill_time=_step_time(prefill_seconds(about), 1, chosen.layout, options),
         chosen=chosen,
         runner_up=runner_up,
         rejected=found.rejected,

@@ -12,7 +12,7 @@ from linkwise.model.types import Model
 from linkwise.plan.ledger import ledger_figures
 from linkwise.plan.operate import decode_step, mixed_step, operation, prefill_step
 from linkwise.plan.step import Batch, step_ops
-from linkwise.plan.time import GroupTime, op_seconds, place_of, spans
+from linkwise.plan.time import GroupTime, group_seconds, op_seconds, place_of, spans
 from linkwise.plan.types import Op
 from linkwise.workload.types import Workload
 
@@ -47,6 +47,12 @@ def ops_of(s: Subject, batch: Batch, given: Given = plain) -> list[Op]:
     return step_ops(s.model, s.layout, s.engine, batch, s.options, place=place, given=given)
 
 
+def prefill_seconds(s: Subject, given: Given = plain) -> GroupTime:
+    """One prompt chunk alone."""
+    step = batches(s, given)["prefill"]
+    return group_seconds(s.model, s.layout, s.engine, s.cluster, step, s.options, given=given)
+
+
 def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
     """Every explainable figure: memory, then bytes, calls and time of each step, then what a replica delivers."""
     result = ledger_figures(s.model, s.cluster, s.engine, s.layout, s.options, s.workload, given)
@@ -60,8 +66,9 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
         for op in ops:
             one = op_seconds(op, places[op.group], s.cluster, convention, eager=eager, given=given)
             result[f"{step}.{op.role}.time_s"] = named(f"{step}.{op.role}.time_s", op.repeat * one, "s")
-    result |= _time_figures("decode", at.decode) | _time_figures("prefill", at.prefill)
-    result |= _time_figures("mixed", at.mixed)
+    prefill = prefill_seconds(s, given)
+    for step, group in (("decode", at.decode), ("mixed", at.mixed), ("prefill", prefill)):
+        result |= _time_figures(step, group)
     result["tpot_s"] = named("tpot_s", at.tpot, "s")
     result["ttft_s"] = named("ttft_s", at.ttft, "s")
     result["rate_per_s"] = named("rate_per_s", at.rate, "requests/s", "one replica, saturated at this batch")

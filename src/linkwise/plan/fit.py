@@ -204,7 +204,7 @@ def nearest(case: Case, best: Tried, *, chosen: bool) -> tuple[str, ...]:
     elif kv:
         offers += [lambda: _narrow_kv(case, best), lambda: _shorter(case, best), lambda: _fewer(case, best)]
         offers += [lambda: _more_memory(case, best), lambda: _narrow_weights(case, best)]
-    offers += [lambda: _more_nodes(case)]
+    offers += [lambda: _more_devices(case) or _more_nodes(case)]
     return tuple(text for text in (offer() for offer in offers) if text)
 
 
@@ -239,17 +239,16 @@ def _narrow_kv(case: Case, best: Tried) -> str:
 
 
 def _smaller_step(case: Case, best: Tried) -> str:
-    """Fewer tokens in a step where the forward pass sets the peak, fewer requests where sampling does."""
+    """Fewer requests in a step where sampling sets the peak, fewer tokens where the forward pass does, else both."""
     now = case.engine.resolve(case.options, case.model, case.cluster.accelerator, best.layout)
-    for tokens in _STEP_TOKENS:
-        if tokens < now.max_batched_tokens and _fits_with(case, best.layout, max_batched_tokens=tokens):
-            return f"max_batched_tokens {tokens:,}"
-    for seqs in _STEP_SEQS:
-        if seqs < now.max_seqs and _fits_with(case, best.layout, max_seqs=seqs):
-            return f"max_seqs {seqs:,}"
-    tokens, seqs = _STEP_TOKENS[-2], _STEP_SEQS[1]
-    both = {"max_batched_tokens": min(tokens, now.max_batched_tokens), "max_seqs": min(seqs, now.max_seqs)}
-    return f"max_batched_tokens {tokens:,} and max_seqs {seqs:,}" if _fits_with(case, best.layout, **both) else ""
+    seqs = [{"max_seqs": n} for n in _STEP_SEQS if n < now.max_seqs]
+    tokens = [{"max_batched_tokens": n} for n in _STEP_TOKENS if n < now.max_batched_tokens]
+    sampling = any(rank.bytes_of("logits") for rank in best.ledger.ranks)
+    both = [{**a, **b} for a, b in zip(tokens[-2:], seqs[-2:], strict=False)]
+    for changes in (*(seqs + tokens if sampling else tokens + seqs), *both):
+        if _fits_with(case, best.layout, **changes):
+            return " and ".join(f"{name} {show_count(value)}" for name, value in changes.items())
+    return ""
 
 
 def _more_memory(case: Case, best: Tried) -> str:
@@ -278,6 +277,18 @@ def _fewer(case: Case, best: Tried) -> str:
         return ""
     fewer = case._replace(workload=replace(case.workload, concurrency=most))
     return f"{show_count(most)} requests at once" if judge(fewer, best.layout).fits else ""
+
+
+def _more_devices(case: Case) -> str:
+    """A single small machine may have more of the same devices."""
+    cluster = case.cluster
+    for count in (2, 4, 8):
+        if cluster.nodes > 1 or count <= cluster.devices_per_node or count % cluster.island_size:
+            continue
+        one = judge(case._replace(cluster=replace(cluster, devices_per_node=count)), Layout(tp=count))
+        if one.fits:
+            return f"{count} devices: {one.layout}"
+    return ""
 
 
 def _more_nodes(case: Case) -> str:

@@ -30,7 +30,6 @@ class Operation(NamedTuple):
     round: Num
     decode: GroupTime
     mixed: GroupTime
-    prefill: GroupTime
 
 
 def in_flight(layout: Layout, options: Options) -> int:
@@ -102,9 +101,8 @@ def operation(
     steps = {
         "decode": decode_step(workload, layout, options, batch, given),
         "mixed": mixed_step(workload, layout, options, limit, batch, given),
-        "prefill": prefill_step(workload, limit, given),
     }
-    decode, mixed, prefill = (
+    decode, mixed = (
         group_seconds(model, layout, engine, cluster, step, options, where_to, given=given) for step in steps.values()
     )
     flight = given("batches_in_flight", in_flight(layout, options), "", "one for each stage unless asked otherwise")
@@ -127,4 +125,4 @@ def operation(
     wait = named("wait", load * busy / (2 * (1 - load)), "s", "M/D/1 queue of prompts")
     latency = named("prefill_latency", mixed.token + (chunks - 1) * mixed.interval, "s", "its own chunks, in turn")
     ttft = named("ttft", latency + wait + decode.interval, "s")
-    return Operation(tpot, ttft, rate, round_s, decode, mixed, prefill)
+    return Operation(tpot, ttft, rate, round_s, decode, mixed)

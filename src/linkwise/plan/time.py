@@ -5,6 +5,7 @@ Each weight or KV byte is read once a step, so a part of a step takes max(bytes 
 since they run one after the other. A collective takes base + per_step · steps + wire bytes / bandwidth of its path.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from linkwise.cluster.types import Cluster, Tier
@@ -133,6 +134,8 @@ def category(role: str) -> str:
     return "mlp" if first == "moe" else _CATEGORY.get(first, "attn")
 
 
+# Decode, mixed and prefill steps of one layout ask for the same stage one after the other.
+@lru_cache(maxsize=256)
 def stage_work(stock: Inventory, stage: Stage, layout: Layout, engine: Engine, options: Options) -> Work:
     """Bytes and elements by category for one rank of a stage."""
     parts: dict[str, tuple[int, dict[str, int]]] = {}

@@ -22,8 +22,7 @@ _PACKAGE = "linkwise.model.families."
 FAMILIES: Mapping[str, str] = MappingProxyType(
     {
         "llama": "llama:read",
-        "mistral": "llama:read",
-        "mistral3": "llama:read",
+        "mistral": "llama:read_mistral",
         "qwen2": "llama:read_qwen2",
         "qwen3": "llama:read_qwen3",
         "qwen3_vl_text": "llama:read_qwen3",

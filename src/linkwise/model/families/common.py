@@ -288,14 +288,17 @@ def layer_norms(
         site.vector(name, role, hidden)
 
 
-def attention_heads(draft: Draft, fields: Fields) -> tuple[int, int, int]:
+def attention_heads(
+    draft: Draft, fields: Fields, *, same_kv: bool = False, derived_width: bool = False
+) -> tuple[int, int, int]:
     """Heads, key/value heads and head width; recorded in the draft.
 
-    Hugging Face's own defaults: key/value heads = heads, head width = hidden / heads.
+    Where a field is absent transformers falls back on the family's class: to as many key/value heads as heads
+    (`same_kv`) or to hidden / heads (`derived_width`), else to one model's own number, which would be a guess: refused.
     """
     heads = fields.integer("num_attention_heads", least=1, most=MAX_HEADS)
-    kv_heads = fields.integer("num_key_value_heads", default=heads, least=1, most=heads)
-    head_dim = width(fields, "head_dim", default=0, least=0) or draft.hidden // heads
+    kv_heads = fields.integer("num_key_value_heads", default=heads if same_kv else None, least=1, most=heads)
+    head_dim = width(fields, "head_dim", default=draft.hidden // heads if derived_width else None)
     if heads % kv_heads or head_dim < 1:
         raise InputError(
             f"{heads} attention heads, {kv_heads} key/value heads, head width {head_dim}",

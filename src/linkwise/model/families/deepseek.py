@@ -6,6 +6,7 @@ model's README_WEIGHTS); the MTP layer stores its own copies of the embedding an
 
 from dataclasses import dataclass
 
+from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common
 from linkwise.model.families.common import Site
@@ -40,6 +41,10 @@ class Latent:
         """From the config. `num_key_value_heads` is read but means nothing for a latent cache."""
         heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
         fields.ignore("num_key_value_heads", "qk_head_dim", "head_dim")
+        if not fields.states("q_lora_rank"):
+            raise NotUnderstood(
+                "field 'q_lora_rank' is missing", where=fields.where, expected="a rank, or null for a plain projection"
+            )
         return cls(
             hidden=hidden,
             heads=heads,
@@ -83,7 +88,7 @@ class Experts:
         """From the config; records the routing facts in the draft."""
         count = fields.integer("n_routed_experts", least=1, most=common.MAX_EXPERTS)
         inner = common.width(fields, "moe_intermediate_size")
-        shared = fields.integer("n_shared_experts", default=0, most=1024)
+        shared = fields.integer("n_shared_experts", most=1024)
         groups = fields.integer("n_group", default=1, least=1, most=count)
         draft.moe = Moe(
             experts=count,
@@ -99,7 +104,7 @@ class Experts:
             inner=inner,
             shared_inner=shared * inner,
             dense_inner=common.width(fields, "intermediate_size"),
-            first=fields.integer("first_k_dense_replace", default=0, most=common.MAX_LAYERS),
+            first=fields.integer("first_k_dense_replace", most=common.MAX_LAYERS),
             step=fields.integer("moe_layer_freq", default=1, least=1, most=common.MAX_LAYERS),
             correction=correction,
         )

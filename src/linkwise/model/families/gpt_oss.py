@@ -18,6 +18,7 @@ def read(fields: Fields) -> Draft:
     bias = fields.flag("attention_bias", default=True)
     draft.moe = Moe(experts=experts, top_k=top_k, hidden=hidden, intermediate=inner)
     fields.ignore("initial_context_length", "swiglu_limit", "experts_per_token")
+    fields.integer("sliding_window", least=1, most=10**9)  # required: the family has no other form
     kinds = windows(fields, layers)
     if "layer_types" not in fields:
         # The family's default: sliding and full in turn, sliding first.

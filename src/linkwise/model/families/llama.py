@@ -6,11 +6,23 @@ from linkwise.model.families import common
 from linkwise.model.families.common import Site
 from linkwise.model.types import Split
 
+MISTRAL_WINDOW = 4096
+
 
 def read(fields: Fields) -> Draft:
-    """Llama and Mistral: no query/key norms; `attention_bias` gives all four projections a bias."""
+    """Llama: no query/key norms; `attention_bias` gives all four projections a bias."""
     bias = fields.flag("attention_bias")
-    return _dense(fields, bias=bias, out_bias=bias)
+    return _dense(fields, bias=bias, out_bias=bias, same_kv=True)
+
+
+def read_mistral(fields: Fields) -> Draft:
+    """Mistral: Llama without biases, with a sliding window unless the config writes null."""
+    draft = _dense(fields, bias=False, unstated_window=MISTRAL_WINDOW)
+    if not fields.states("sliding_window"):
+        draft.notes.append(
+            f"sliding_window is not stated: taken as {MISTRAL_WINDOW}, transformers' default for Mistral"
+        )
+    return draft
 
 
 def read_qwen2(fields: Fields) -> Draft:
@@ -21,7 +33,7 @@ def read_qwen2(fields: Fields) -> Draft:
 def read_qwen3(fields: Fields) -> Draft:
     """Qwen3 and the language model of Qwen3-VL: per-head query and key norms."""
     bias = fields.flag("attention_bias")
-    return _dense(fields, bias=bias, out_bias=bias, qk_norm="head")
+    return _dense(fields, bias=bias, out_bias=bias, qk_norm="head", derived_width=False)
 
 
 def read_mimo(fields: Fields) -> Draft:
@@ -49,14 +61,23 @@ def read_mimo(fields: Fields) -> Draft:
     return draft
 
 
-def _dense(fields: Fields, *, bias: bool, out_bias: bool = False, qk_norm: str = "") -> Draft:
+def _dense(
+    fields: Fields,
+    *,
+    bias: bool,
+    out_bias: bool = False,
+    qk_norm: str = "",
+    same_kv: bool = False,
+    derived_width: bool = True,
+    unstated_window: int | None = None,
+) -> Draft:
     draft = common.begin(fields)
     hidden = common.embedding(draft, fields)
     layers = common.layer_count(fields)
-    heads, kv_heads, head_dim = common.attention_heads(draft, fields)
+    heads, kv_heads, head_dim = common.attention_heads(draft, fields, same_kv=same_kv, derived_width=derived_width)
     inner = common.width(fields, "intermediate_size")
     mlp_bias = fields.flag("mlp_bias")
-    for index, window in enumerate(windows(fields, layers)):
+    for index, window in enumerate(windows(fields, layers, unstated=unstated_window)):
         site = Site(draft, f"model.layers.{index}", index)
         common.layer_norms(site, hidden)
         common.gqa(
@@ -84,13 +105,16 @@ def _dense(fields: Fields, *, bias: bool, out_bias: bool = False, qk_norm: str =
     return draft
 
 
-def windows(fields: Fields, layers: int) -> list[int | None]:
+def windows(fields: Fields, layers: int, *, unstated: int | None = None) -> list[int | None]:
     """Sliding window of each layer, None where it attends to everything.
 
     `layer_types` decides where it is given; Qwen's `use_sliding_window` switches it on from layer `max_window_layers`;
-    without either a `sliding_window` holds for every layer (Mistral, Mixtral).
+    without either a `sliding_window` holds for every layer (Mistral, Mixtral). `unstated`: the window of a config that
+    does not write the field at all.
     """
     window = fields.integer("sliding_window", default=0, most=10**9) or None
+    if not fields.states("sliding_window"):
+        window = unstated
     first = fields.integer("max_window_layers", default=0)
     types = fields.sequence("layer_types", layers, default=None)
     if "use_sliding_window" in fields and not fields.flag("use_sliding_window"):

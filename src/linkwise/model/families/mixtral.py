@@ -14,7 +14,7 @@ def read(fields: Fields) -> Draft:
     draft = common.begin(fields)
     hidden = common.embedding(draft, fields)
     layers = common.layer_count(fields)
-    heads, kv_heads, head_dim = common.attention_heads(draft, fields)
+    heads, kv_heads, head_dim = common.attention_heads(draft, fields, derived_width=True)
     inner = common.width(fields, "intermediate_size")
     experts = fields.integer("num_local_experts", least=1, most=common.MAX_EXPERTS)
     top_k = fields.integer("num_experts_per_tok", least=1, most=experts)

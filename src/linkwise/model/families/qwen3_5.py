@@ -44,9 +44,9 @@ def _layer_kinds(fields: Fields, count: int) -> list[str]:
     kinds = fields.sequence("layer_types", count, default=None)
     if not kinds:
         kinds = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)]
-    unknown = set(kinds[:count]) - {"linear_attention", "full_attention"}
+    unknown = set(map(str, kinds[:count])) - {"linear_attention", "full_attention"}
     if unknown:
-        raise NotUnderstood(f"layer_types has {sorted(map(str, unknown))}"[:200], where=fields.where)
+        raise NotUnderstood(f"layer_types has {sorted(unknown)}"[:200], where=fields.where)
     return list(kinds[:count])
 
 

@@ -24,7 +24,7 @@ def _read(fields: Fields, *, bias: bool, out_bias: bool, qk_norm: str, shared: i
     draft = common.begin(fields)
     hidden = common.embedding(draft, fields)
     layers = common.layer_count(fields)
-    heads, kv_heads, head_dim = common.attention_heads(draft, fields)
+    heads, kv_heads, head_dim = common.attention_heads(draft, fields, derived_width=True)
     dense_inner = common.width(fields, "intermediate_size")
     inner = common.width(fields, "moe_intermediate_size")
     experts = fields.integer("num_experts", least=1, most=common.MAX_EXPERTS)

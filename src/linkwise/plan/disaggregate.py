@@ -1,0 +1,388 @@
+"""Mixed serving against separate prefill and decode pools on the same devices: five signed terms and a verdict.
+
+Everything is counted in requests/s inside the targets (goodput). The terms lead from the mixed figure to the
+disaggregated one step by step, so they add up to the difference:
+
+    interference   decode steps no longer wait for others' prompts
+    device fit     each pool gets the layout (or hardware) that suits its phase
+    transfer       prompts wait for their KV, and a link may cap the handoffs
+    failure        what a dying group takes with it, and what has to be computed again
+    capacity       pools are whole groups: one side starves while the other is full
+
+A mixed replica with b requests decoding spends, per output token of each, one step and its share of everybody's prompts:
+TPOT = step(b) + b · prefill / output. Prompts queue (M/D/1) before they run.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from linkwise.core.errors import InputError
+from linkwise.core.quantity import Given, Num, minimum, named, plain, total, value_of
+from linkwise.core.schema import Frozen
+from linkwise.core.units import show_time
+
+MAX_BATCH = 65_536
+
+
+class Pool(Frozen, frozen=True, kw_only=True):
+    """One kind of group. prefill_s: one prompt alone. steps: (batch, seconds of a decode step), batch ascending.
+
+    Between points a step is interpolated, below the first it costs as much as there; the last batch is the most the
+    group's memory holds.
+    """
+
+    ranks: int
+    prefill_s: float
+    steps: tuple[tuple[int, float], ...]
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= 10**6:
+            raise InputError(f"ranks is {self.ranks}", where="pool", expected="1..1000000")
+        if not 0 < self.prefill_s < 1e6:
+            raise InputError(f"prefill_s is {self.prefill_s}", where="pool", expected="above 0, below 1e6 seconds")
+        batches = [b for b, _ in self.steps]
+        if not batches or batches != sorted(set(batches)) or batches[0] < 1 or batches[-1] > MAX_BATCH:
+            raise InputError(f"steps at batches {batches}"[:120], where="pool", expected="ascending batches from 1 up")
+        if not all(0 < s < 1e6 for _, s in self.steps):
+            raise InputError("a step takes no or endless time", where="pool", expected="above 0, below 1e6 seconds")
+
+    def step(self, batch: int) -> float:
+        """Seconds of a decode step with `batch` requests."""
+        low = self.steps[0]
+        for high in self.steps:
+            if high[0] >= batch:
+                span = high[0] - low[0]
+                return high[1] if not span else low[1] + (high[1] - low[1]) * max(0, batch - low[0]) / span
+            low = high
+        raise InputError(f"batch {batch}", where="pool", expected=f"at most {self.steps[-1][0]}")
+
+
+class Question(Frozen, frozen=True, kw_only=True):
+    """What is compared. exposed_s: handoff time prefill does not hide. link_rate_per_s: handoffs/s one group's route
+    carries (None = no limit). limiting_link: its name.
+
+    failures_per_device_hour: 419 unexpected interruptions in 54 days of 16,384 devices (Llama 3 herd of models, arXiv
+    2407.21783, section 3.3.4). restart_s: a group's way back (stated; measure it).
+    """
+
+    devices: int
+    output_tokens: int
+    mixed: Pool
+    prefill: Pool
+    decode: Pool
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    exposed_s: float = 0.0
+    link_rate_per_s: float | None = None
+    limiting_link: str = ""
+    failures_per_device_hour: float = 419 / (54 * 24 * 16_384)
+    restart_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for field, value, low, high in (
+            ("devices", self.devices, 1, 10**6),
+            ("output_tokens", self.output_tokens, 1, 10**8),
+            ("ttft_s", self.ttft_s, 1e-9, 1e6),
+            ("tpot_s", self.tpot_s, 1e-9, 1e6),
+            ("exposed_s", self.exposed_s, 0, 1e6),
+            ("link_rate_per_s", self.link_rate_per_s, 1e-9, 1e9),
+            ("failures_per_device_hour", self.failures_per_device_hour, 0, 1),
+            ("restart_s", self.restart_s, 0, 1e6),
+        ):
+            if value is not None and not low <= value <= high:  # NaN is refused as well
+                raise InputError(f"{field} is {value}", where="disaggregation", expected=f"{low}..{high}")
+
+
+class Term(Frozen, frozen=True, kw_only=True):
+    """One step from mixed to disaggregated, requests/s; positive speaks for separate pools."""
+
+    name: str
+    per_s: float
+    why: str
+
+
+class Disaggregation(Frozen, frozen=True, kw_only=True):
+    """The verdict. terms add up to disaggregated_per_s - mixed_per_s.
+
+    prefill_groups, decode_groups: whole groups on the devices. ratio: prefill groups to one decode group at which both
+    are busy. starving: the pool that waits for the other ("" when neither by more than 5 %), idle: its idle share.
+    """
+
+    verdict: str
+    mixed_per_s: float
+    disaggregated_per_s: float
+    terms: tuple[Term, ...]
+    prefill_groups: int
+    decode_groups: int
+    ratio: float
+    starving: str
+    idle: float
+    mixed_batch: int
+    decode_batch: int
+    limiting_link: str
+    break_even: str
+    measure: str
+    notes: tuple[str, ...]
+
+
+class Balance(NamedTuple):
+    """Two pools at work. starving: "prefill", "decode" or ""; idle: share of that pool's capacity without work."""
+
+    rate: Num
+    starving: str
+    idle: float
+
+
+def balance(prefill_groups: int, prefill_s: Num, decode_groups: int, decode_s: Num) -> Balance:
+    """What the pools sustain together when a request costs a prefill group `prefill_s` and a decode group `decode_s`.
+
+    Both are group-seconds per request: decode_s = output x step(b) / b. The ratio of groups that keeps both busy is the
+    ratio of the two times; any other leaves one pool starving for the other's work.
+    """
+    offers, takes = prefill_groups / prefill_s, decode_groups / decode_s
+    a, b = float(value_of(offers)), float(value_of(takes))
+    idle = 1 - min(a, b) / max(a, b)
+    starving = "" if idle < 0.05 else "decode" if a < b else "prefill"
+    return Balance(minimum(offers, takes), starving, idle)
+
+
+class _Flow(NamedTuple):
+    """A prefill and a decode group inside the targets. cost: group-seconds of a request; None = no batch meets them."""
+
+    prefill_s: Num
+    decode_s: Num
+    batch: int
+
+
+def _mixed_batch(q: Question) -> int:
+    """The batch with the most requests/s at which a mixed group meets the targets; 0 when none does."""
+    pool, best, found = q.mixed, 0.0, 0
+    for batch in range(1, pool.steps[-1][0] + 1):
+        step = pool.step(batch)
+        rate = 1 / (pool.prefill_s + q.output_tokens * step / batch)
+        if q.tpot_s is not None and step + batch * pool.prefill_s / q.output_tokens > q.tpot_s:
+            continue
+        load = rate * pool.prefill_s
+        wait = load * pool.prefill_s / (2 * (1 - load))
+        if q.ttft_s is not None and pool.prefill_s + wait + step > q.ttft_s:
+            continue
+        if rate > best:
+            best, found = rate, batch
+    return found
+
+
+def _flow(
+    q: Question, prefill: Pool, decode: Pool, exposed: Num, link: Num | None, tag: str, given: Given
+) -> _Flow | None:
+    """Costs of a request in two pools, each at the best load its target allows."""
+    fitting = [b for b in range(1, decode.steps[-1][0] + 1) if q.tpot_s is None or decode.step(b) <= q.tpot_s]
+    if not fitting:
+        return None
+    batch = max(fitting, key=lambda b: b / decode.step(b))
+    step = given(
+        f"step.{tag}", decode.step(batch), "s", f"decode step of {batch} requests, {decode.label}".rstrip(", ")
+    )
+    output = given("output", q.output_tokens, "tokens", "workload")
+    p = given(f"prefill.{tag}", prefill.prefill_s, "s", f"one prompt alone, {prefill.label}".rstrip(", "))
+    decode_s = named(f"decode_cost.{tag}", output * step / batch, "s", f"group time of a request at batch {batch}")
+    cost = p
+    if q.ttft_s is not None:
+        slack = named(
+            f"slack.{tag}", given("ttft", q.ttft_s, "s", "target") - p - exposed - step, "s", "left for queueing"
+        )
+        if value_of(slack) <= 0:
+            return None
+        # M/D/1: wait = load / (2 (1 - load)) x prefill, so this load waits exactly the slack.
+        load = named(f"load.{tag}", 2 * slack / (p + 2 * slack), "", "prefill load at which prompts wait the slack")
+        cost = named(f"prefill_cost.{tag}", p / load, "s", "group time of a request, idle time for the target included")
+    if link is not None:
+        cost, decode_s = (-minimum(-x, -1 / link) for x in (cost, decode_s))
+    return _Flow(cost, decode_s, batch)
+
+
+class _Steps(NamedTuple):
+    """The waterfall: goodput after each term, requests/s."""
+
+    mixed: Num
+    apart: Num
+    fitted: Num
+    moved: Num
+    mended: Num
+    whole: Num
+    batch: int
+    flow: _Flow | None
+    groups: tuple[int, int]
+
+
+def _waterfall(q: Question, given: Given) -> _Steps:
+    none = given("none", 0.0, "requests/s", "no batch meets the targets")
+    devices = given("devices", q.devices, "devices", "asked for")
+    groups = q.devices // q.mixed.ranks
+    batch = _mixed_batch(q)
+    mixed: Num = none
+    if batch and groups:
+        p = given("prefill.mixed", q.mixed.prefill_s, "s", f"one prompt alone, {q.mixed.label}".rstrip(", "))
+        step = given("step.mixed", q.mixed.step(batch), "s", f"decode step of {batch} requests")
+        output = given("output", q.output_tokens, "tokens", "workload")
+        cost = named("cost.mixed", p + output * step / batch, "s", "group time of a request: its prompt and its steps")
+        mixed = named("mixed", given("groups", groups, "groups", "whole mixed groups") / cost, "requests/s")
+    same = _flow(q, q.mixed, q.mixed, 0, None, "same", given)
+    apart = named("apart", groups / (same.prefill_s + same.decode_s), "requests/s") if same and groups else none
+    own = _flow(q, q.prefill, q.decode, 0, None, "own", given)
+    fitted = named("fitted", devices / _device_seconds(q, own), "requests/s") if own else none
+    exposed = given("exposed", q.exposed_s, "s", "handoff time prefill does not hide")
+    link = None if q.link_rate_per_s is None else given("link", q.link_rate_per_s, "1/s", q.limiting_link or "route")
+    flow = _flow(q, q.prefill, q.decode, exposed, link, "moved", given)
+    if flow is None:
+        return _Steps(mixed, apart, fitted, none, none, none, batch, None, (0, 0))
+    moved = named("moved", devices / _device_seconds(q, flow), "requests/s", "whole groups not yet asked for")
+    mended = named("mended", moved + _recovery(q, mixed, batch, moved, flow, given), "requests/s")
+    best, pools = 0.0, (0, 0)
+    for count in range(1, q.devices // q.prefill.ranks + 1):
+        others = (q.devices - count * q.prefill.ranks) // q.decode.ranks
+        rate = min(count / value_of(flow.prefill_s), others / value_of(flow.decode_s))
+        if rate > best:
+            best, pools = rate, (count, others)
+    if not pools[0]:
+        return _Steps(mixed, apart, fitted, moved, mended, none, batch, flow, pools)
+    paired = balance(pools[0], flow.prefill_s, pools[1], flow.decode_s).rate
+    whole = named(
+        "disaggregated", mended * paired / moved, "requests/s", f"{pools[0]} prefill and {pools[1]} decode groups"
+    )
+    return _Steps(mixed, apart, fitted, moved, mended, whole, batch, flow, pools)
+
+
+def _device_seconds(q: Question, flow: _Flow) -> Num:
+    return total((q.prefill.ranks * flow.prefill_s, q.decode.ranks * flow.decode_s))
+
+
+def _recovery(q: Question, mixed: Num, batch: int, moved: Num, flow: _Flow, given: Given) -> Num:
+    """Goodput that failures cost the mixed groups, less what they cost the pools.
+
+    A dead group is gone for the restart; in a pool its partners wait too. A mixed or decode group takes its running
+    requests' KV with it: their prompts are computed again (and handed over again).
+    """
+    f = given("failures", q.failures_per_device_hour / 3600, "1/s", "unexpected interruptions of a device")
+    restart = given("restart", q.restart_s, "s", "stated")
+    redo_mixed = batch * given("prefill.mixed", q.mixed.prefill_s, "s", "recomputed")
+    lost_mixed = named("lost.mixed", f * q.mixed.ranks * (restart + redo_mixed), "", "share of a mixed group's time")
+    # A decode group's requests come back through the prefill pool: decode_s / prefill_s groups of it serve one group.
+    redo_pools = flow.batch * flow.prefill_s * flow.prefill_s / flow.decode_s
+    lost_prefill = f * q.prefill.ranks * restart
+    lost_pools = named(
+        "lost.pools", lost_prefill + f * q.decode.ranks * (restart + redo_pools), "", "share of the pools"
+    )
+    return named("recovery", mixed * lost_mixed - moved * lost_pools, "requests/s")
+
+
+NAMES = ("interference", "device fit", "transfer", "failure", "capacity")
+
+
+def verdict_figures(q: Question, *, given: Given = plain) -> dict[str, Num]:
+    """Both goodputs and the five terms by name, requests/s; with `given=Quantity.given` each carries its chain."""
+    s = _waterfall(q, given)
+    ladder = (s.mixed, s.apart, s.fitted, s.moved, s.mended, s.whole)
+    terms = {name: named(name, b - a, "requests/s") for name, a, b in zip(NAMES, ladder, ladder[1:], strict=False)}
+    return {"mixed": s.mixed, "disaggregated": s.whole} | terms
+
+
+def verdict(question: Question) -> Disaggregation:
+    """Mixed or disaggregated, with the five terms, what limits, what flips it and what to measure."""
+    q, s = question, _waterfall(question, plain)
+    found = {k: float(v) for k, v in verdict_figures(q).items()}
+    gain = found["disaggregated"] - found["mixed"]
+    answer = "neither meets the targets" if not (s.mixed or s.whole) else "disaggregated" if gain > 0 else "mixed"
+    pools = balance(s.groups[0], s.flow.prefill_s, s.groups[1], s.flow.decode_s) if s.flow and all(s.groups) else None
+    notes = []
+    if not all(s.groups) and s.flow:
+        notes.append(
+            f"{q.devices} devices hold no prefill group of {q.prefill.ranks} beside a decode group of {q.decode.ranks}"
+        )
+    if s.flow is None:
+        notes.append("the separate pools miss a target at any load")
+    if not s.batch:
+        notes.append("a mixed group misses a target at any batch")
+    ratio = s.flow.prefill_s / s.flow.decode_s if s.flow else 0.0
+    return Disaggregation(
+        verdict=answer, mixed_per_s=found["mixed"], disaggregated_per_s=found["disaggregated"],
+        terms=tuple(Term(name=n, per_s=found[n], why=w) for n, w in _why(q, s, pools).items()),
+        prefill_groups=s.groups[0], decode_groups=s.groups[1], ratio=float(ratio),
+        starving=pools.starving if pools else "", idle=pools.idle if pools else 0.0, mixed_batch=s.batch,
+        decode_batch=s.flow.batch if s.flow else 0, limiting_link=q.limiting_link,
+        break_even=_break_even(q, gain), measure=_measure(q, s, found), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _why(q: Question, s: _Steps, pools: Balance | None) -> dict[str, str]:
+    stretch = s.batch * q.mixed.prefill_s / q.output_tokens
+    idle = (
+        f"the {pools.starving} pool starves {pools.idle:.0%} of its time"
+        if pools and pools.starving
+        else "both pools busy"
+    )
+    texts = (
+        f"at batch {s.batch} others' prompts add {show_time(stretch)} to every token",
+        f"prefill on {q.prefill.label or q.prefill.ranks}, decode on {q.decode.label or q.decode.ranks}",
+        f"{show_time(q.exposed_s)} of a handoff is not hidden"
+        + (f", over {q.limiting_link}" if q.limiting_link else ""),
+        f"{q.failures_per_device_hour:.2g} failures per device-hour, {show_time(q.restart_s)} to come back",
+        f"{s.groups[0]} prefill : {s.groups[1]} decode groups on {q.devices} devices, {idle}",
+    )
+    return dict(zip(NAMES, texts, strict=True))
+
+
+def _gain(q: Question) -> float:
+    s = _waterfall(q, plain)
+    return float(s.whole - s.mixed)
+
+
+def _flip(q: Question, low: float, high: float, change: Callable[[float], dict[str, Any]]) -> float | None:
+    """Where the verdict flips between two values of an input, to 1 %; None when it has one sign at both ends."""
+
+    def sign(x: float) -> bool:
+        return _gain(msgspec.structs.replace(q, **change(x))) > 0
+
+    start, end = sign(low), sign(high)
+    if start == end:
+        return None
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if sign(middle) == start else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _break_even(q: Question, gain: float) -> str:
+    """The nearest input at which the other answer wins: a handoff time, else a TPOT target, else an output length."""
+    other = "mixed" if gain > 0 else "disaggregated"
+    if gain > 0:
+        at = _flip(q, max(q.exposed_s, 1e-6), 1e4, lambda x: {"exposed_s": x})
+        if at is not None:
+            return f"{other} wins once a handoff exposes more than {show_time(at)} (now {show_time(q.exposed_s)})"
+    if q.tpot_s is not None:
+        for bound in (q.tpot_s * 100, q.tpot_s / 100):
+            at = _flip(q, min(q.tpot_s, bound), max(q.tpot_s, bound), lambda x: {"tpot_s": x})
+            if at is not None:
+                side = "above" if bound > q.tpot_s else "below"
+                return f"{other} wins with a TPOT target {side} {show_time(at)} (now {show_time(q.tpot_s)})"
+    for length in (q.output_tokens * 100, max(1, q.output_tokens // 100)):
+        low, high = sorted((float(q.output_tokens), float(length)))
+        at = _flip(q, low, high, lambda x: {"output_tokens": max(1, round(x))}) if low < high else None
+        if at is not None:
+            return f"{other} wins with outputs of about {at:.0f} tokens (now {q.output_tokens})"
+    return "no handoff time, TPOT target or output length within a factor of 100 flips it"
+
+
+def _measure(q: Question, s: _Steps, found: dict[str, float]) -> str:
+    """The measurement that settles the term with the most weight."""
+    widest = max(NAMES, key=lambda n: abs(found[n]))
+    return {
+        "interference": f"TPOT of one mixed group at {max(1, s.batch)} concurrent requests, against its decode step alone",
+        "device fit": "one prompt on the prefill layout and one decode step on the decode layout",
+        "transfer": f"time from the end of prefill to the first decode step{f' over {q.limiting_link}' if q.limiting_link else ''}",
+        "failure": "time a killed group needs to serve again",
+        "capacity": f"utilisation of both pools at {s.groups[0]} : {s.groups[1]}",
+    }[widest]

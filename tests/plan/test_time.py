@@ -1,0 +1,135 @@
+"""Step times. Expected values: hand calculation from the constants of a cluster made for the test."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.plan.test_step import tiny, tiny_mla
+
+from linkwise.cluster.read import load as cluster
+from linkwise.cluster.types import Tier
+from linkwise.core.layout import Layout
+from linkwise.core.quantity import Quantity, value_of
+from linkwise.engine import registry
+from linkwise.engine.base import Options
+from linkwise.plan.operate import MAX_PROMPT_LOAD, operation, prompt_chunks
+from linkwise.plan.step import decode_batch, prefill_batch
+from linkwise.plan.time import Span, group_seconds, port_bandwidth, span, spans
+from linkwise.workload.types import Workload
+
+VLLM = registry.get("vllm")
+TEXTBOOK = registry.get("textbook")
+
+
+def ideal(text, **changes):
+    """A cluster whose constants add nothing: efficiency 1, latency and overheads 0."""
+    where = cluster(text)
+    quiet = msgspec.structs.replace(
+        where.constants, hbm_efficiency=1.0, flops_efficiency=1.0, kernel_us_per_layer=0.0, step_overhead_us=0.0,
+        link_efficiency=dict.fromkeys(where.constants.link_efficiency, 1.0),
+        latency_us=dict.fromkeys(where.constants.latency_us, (0.0, 0.0)),
+    )  # fmt: skip
+    return msgspec.structs.replace(where, constants=msgspec.structs.replace(quiet, **changes))
+
+
+def test_a_decode_step_of_one_rank_reads_every_weight_but_the_embedding_and_the_cache_once():
+    where = ideal("1xh100-sxm")
+    at = group_seconds(tiny(), Layout(), TEXTBOOK, where, decode_batch(1, 99), Options())
+    # per layer: attention 2·256² + 2·256·128, MLP 3·256·512, two norms; head 1024·256; final norm; bf16
+    weights = 2 * (4 * (2 * 256**2 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256) + 1024 * 256 + 256)
+    cache = 100 * 4 * 2 * 4 * 32 * 2
+    assert at.token == pytest.approx((weights + cache) / where.accelerator.hbm_Bps, rel=1e-12)
+
+
+def test_a_long_prompt_is_limited_by_arithmetic():
+    where = ideal("1xh100-sxm")
+    tokens = 1_000_000
+    (stage,) = group_seconds(tiny(), Layout(), TEXTBOOK, where, prefill_batch(tokens), Options()).stages
+    peak = where.accelerator.flops["bf16"]
+    assert stage.parts["mlp"] == pytest.approx(2 * tokens * 4 * 3 * 256 * 512 / peak, rel=1e-12)
+    # causal attention: tokens·(tokens+1)/2 pairs, 2·heads·(k + v) FLOPs each
+    assert stage.parts["kv"] == pytest.approx(4 * tokens * (tokens + 1) / 2 * 2 * 8 * 64 / peak, rel=1e-12)
+
+
+def test_experts_read_are_the_distinct_ones_a_batch_touches():
+    where = ideal("1xh100-sxm")
+    (stage,) = group_seconds(tiny_mla(), Layout(), TEXTBOOK, where, decode_batch(3, 10), Options()).stages
+    # 3 MoE layers, 16 experts of 3·512·128 bf16 values; top-4 of 16: 1 - (3/4)^3 of them read
+    held = 3 * 16 * 3 * 512 * 128 * 2
+    assert stage.parts["experts"] == pytest.approx(held * (1 - 0.75**3) / where.accelerator.hbm_Bps, rel=1e-12)
+
+
+def test_all_reduce_time_is_latency_and_ring_bytes():
+    where = ideal("2xh100-sxm", latency_us={"nccl.island": (10.0, 2.0)})
+    (stage,) = group_seconds(tiny(), Layout(tp=2), TEXTBOOK, where, decode_batch(1, 10), Options()).stages
+    # 8 calls: 10 us and two steps of 2 us, and 512 B over NVLink
+    assert stage.comm == pytest.approx(8 * (14e-6 + 512 / where.accelerator.scaleup_Bps), rel=1e-9)
+
+
+def test_a_ring_over_nodes_pools_the_nics_of_a_node():
+    where = ideal("2x8xh100-sxm")
+    place = span(Layout(tp=16), "tp", where)
+    assert place == Span(Tier.CLUSTER, 8)
+    assert port_bandwidth(where, place, "all_reduce", 16) == pytest.approx(min(8 * 50e9, 450e9))
+    assert port_bandwidth(where, place, "all_to_all", 16) == pytest.approx(50e9)
+
+
+def test_innermost_ranks_are_neighbours_so_tp_stays_in_the_node_and_pp_crosses():
+    where = cluster("2x8xh100-sxm")
+    found = spans(Layout(tp=8, pp=2), where)
+    assert (found["tp"].tier, found["pp"].tier) == (Tier.ISLAND, Tier.CLUSTER)
+
+
+def test_a_token_visits_all_stages_and_batches_follow_the_slowest():
+    where = ideal("4xh100-sxm")
+    at = group_seconds(tiny(), Layout(pp=4), TEXTBOOK, where, decode_batch(1, 10), Options())
+    assert at.token == pytest.approx(sum(s.step for s in at.stages))
+    assert at.interval == pytest.approx(max(s.step for s in at.stages))
+
+
+def test_eager_launch_bounds_a_small_step():
+    where = cluster("1xh100-sxm")
+    graph, eager = (
+        group_seconds(tiny(), Layout(), VLLM, where, decode_batch(1, 10), Options(eager=e)).token for e in (False, True)
+    )
+    assert eager >= 4 * where.constants.host_us_per_layer * 1e-6 > graph - where.constants.step_overhead_us * 1e-6
+
+
+def test_prompts_are_cut_into_equal_chunks_within_the_limit():
+    assert prompt_chunks(Workload(isl_tokens=4000), 8192) == (4000, 1, 0)
+    assert prompt_chunks(Workload(isl_tokens=10_000), 4096) == (3334, 3, (10_000 - 4096) // 2)
+
+
+def test_the_steady_state_balances_arrivals_and_completions():
+    # One finishes for each that arrives: requests in flight = rate x time in the replica (Little's law)
+    load = Workload(isl_tokens=512, osl_tokens=128)
+    at = operation(tiny(), Layout(tp=2), VLLM, cluster("2xh100-sxm"), load, Options(), 16)
+    assert at.rate * load.osl_tokens * at.tpot == pytest.approx(16, rel=1e-9)
+
+
+def test_prompts_never_fill_a_replica():
+    load = Workload(isl_tokens=8192, osl_tokens=1)
+    at = operation(tiny(), Layout(), VLLM, cluster("1xh100-sxm"), load, Options(), 64)
+    assert at.rate * at.mixed.interval * prompt_chunks(load, 8192)[1] <= MAX_PROMPT_LOAD * (1 + 1e-9)
+
+
+LAYOUTS = [Layout(), Layout(tp=2), Layout(pp=2), Layout(pp=2, tp=2), Layout(dp_attn=2, tp=2, ep=4), Layout(tp=4, ep=4)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(LAYOUTS), st.lists(st.integers(1, 512), min_size=2, max_size=6), st.integers(1, 20_000),
+    st.integers(1, 4_000), st.booleans(), st.sampled_from(["vllm", "sglang", "linkwise", "textbook"]),
+)  # fmt: skip
+def test_recorded_equals_float_equals_array(layout, batches, isl, osl, eager, engine):
+    load, where = Workload(isl_tokens=isl, osl_tokens=osl), cluster("8xh100-sxm")
+    rest = (layout, registry.get(engine), where, load, Options(eager=eager))
+    arrays = operation(tiny_mla(), *rest, np.array(batches))
+    for i, batch in enumerate(batches):
+        bare = operation(tiny_mla(), *rest, batch)
+        kept = operation(tiny_mla(), *rest, batch, given=Quantity.given)
+        for field in ("tpot", "ttft", "rate"):
+            value = getattr(bare, field)
+            assert value_of(getattr(kept, field)) == pytest.approx(value, rel=1e-12)
+            assert np.broadcast_to(getattr(arrays, field), len(batches))[i] == pytest.approx(value, rel=1e-12)
