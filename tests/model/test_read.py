@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from linkwise.core.errors import InputError, NotUnderstood
+from linkwise.model import catalogue
 from linkwise.model.read import from_config, load
 from linkwise.model.types import Model, Split
 
@@ -29,6 +30,12 @@ LLAMA: dict[str, Any] = {
 def _read(**changes: Any) -> Model:
     config = {k: v for k, v in (LLAMA | changes).items() if v is not ...}
     return from_config(config, name="test", source="config.json")
+
+
+def _entry(name: str) -> dict[str, Any]:
+    entry = catalogue.find(name)
+    assert entry is not None
+    return entry.config
 
 
 def kv_bytes_per_token(model: Model, element_bytes: int = 2) -> int:
@@ -137,6 +144,24 @@ def test_windows() -> None:
     assert [layer.attends for layer in _read(**qwen).layers[28:]] == [None, None, 64, 64]
     off = _read(model_type="qwen2", sliding_window=64, use_sliding_window=False, max_window_layers=0)
     assert {layer.attends for layer in off.layers} == {None}
+
+
+def test_a_mistral_config_that_is_silent_about_its_window_says_so() -> None:
+    silent = _read(model_type="mistral", head_dim=128)
+    assert {layer.attends for layer in silent.layers} == {4096}
+    assert any("sliding_window is not stated" in note for note in silent.notes)
+    assert {layer.attends for layer in _read(model_type="mistral", head_dim=128, sliding_window=None).layers} == {None}
+
+
+def test_absent_fields_that_mean_one_models_number_are_refused() -> None:
+    """transformers' classes default to one published model's sizes: taking them for another model would be a guess."""
+    with pytest.raises(InputError, match="num_key_value_heads' is missing"):
+        _read(model_type="qwen2", num_key_value_heads=...)
+    with pytest.raises(InputError, match="head_dim' is missing"):
+        _read(model_type="qwen3")
+    deepseek = {k: v for k, v in _entry("deepseek-v2-lite").items() if k != "q_lora_rank"}
+    with pytest.raises(InputError, match="q_lora_rank' is missing.*or null"):
+        from_config(deepseek, name="x", source="x")
 
 
 def test_a_guessed_dtype_is_said() -> None:

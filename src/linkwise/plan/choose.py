@@ -169,9 +169,10 @@ def _why_not_smaller(
     )
 
 
-# DESIGN §2.4's order: the later a layout was stopped, the nearer it came.
+# The order in which a layout is judged: the later it was stopped, the nearer it came. Rate comes last, not before TTFT
+# and TPOT as DESIGN §2.4 lists them, since only the rate sustained inside those targets counts.
 RESOURCES = (
-    "legality", "weights", "workspace", "device memory", "kv", "kv concurrency", "rate", "ttft", "tpot", "link",
+    "legality", "weights", "workspace", "device memory", "kv", "kv concurrency", "ttft", "tpot", "link", "rate",
 )  # fmt: skip
 
 

@@ -9,8 +9,9 @@ disaggregated one step by step, so they add up to the difference:
     failure        what a dying group takes with it, and what has to be computed again
     capacity       pools are whole groups: one side starves while the other is full
 
-A mixed replica with b requests decoding spends, per output token of each, one step and its share of everybody's prompts:
-TPOT = step(b) + b · prefill / output. Prompts queue (M/D/1) before they run.
+A mixed replica with b requests decoding spends, per output token of each, one step and its share of everybody's
+prompts: TPOT = step(b) + b · ride / output, where a prompt that rides in decode steps adds `ride` seconds to them.
+Prompts queue (M/D/1) before they run, and fill at most MAX_PROMPT_LOAD of a group's time.
 """
 
 import math
@@ -18,83 +19,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from linkwise.core.errors import InputError
-from linkwise.core.quantity import Given, Num, minimum, named, plain, total, value_of
+from linkwise.cluster.types import Cluster
+from linkwise.core.layout import Layout
+from linkwise.core.quantity import Given, Num, maximum, minimum, named, plain, total, value_of
 from linkwise.core.schema import Frozen
 from linkwise.core.units import show_time
-
-MAX_BATCH = 65_536
-
-
-class Pool(Frozen, frozen=True, kw_only=True):
-    """One kind of group. prefill_s: one prompt alone. steps: (batch, seconds of a decode step), batch ascending.
-
-    Between points a step is interpolated, below the first it costs as much as there; the last batch is the most the
-    group's memory holds.
-    """
-
-    ranks: int
-    prefill_s: float
-    steps: tuple[tuple[int, float], ...]
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.ranks <= 10**6:
-            raise InputError(f"ranks is {self.ranks}", where="pool", expected="1..1000000")
-        if not 0 < self.prefill_s < 1e6:
-            raise InputError(f"prefill_s is {self.prefill_s}", where="pool", expected="above 0, below 1e6 seconds")
-        batches = [b for b, _ in self.steps]
-        if not batches or batches != sorted(set(batches)) or batches[0] < 1 or batches[-1] > MAX_BATCH:
-            raise InputError(f"steps at batches {batches}"[:120], where="pool", expected="ascending batches from 1 up")
-        if not all(0 < s < 1e6 for _, s in self.steps):
-            raise InputError("a step takes no or endless time", where="pool", expected="above 0, below 1e6 seconds")
-
-    def step(self, batch: int) -> float:
-        """Seconds of a decode step with `batch` requests."""
-        low = self.steps[0]
-        for high in self.steps:
-            if high[0] >= batch:
-                span = high[0] - low[0]
-                return high[1] if not span else low[1] + (high[1] - low[1]) * max(0, batch - low[0]) / span
-            low = high
-        raise InputError(f"batch {batch}", where="pool", expected=f"at most {self.steps[-1][0]}")
-
-
-class Question(Frozen, frozen=True, kw_only=True):
-    """What is compared. exposed_s: handoff time prefill does not hide. link_rate_per_s: handoffs/s one group's route
-    carries (None = no limit). limiting_link: its name.
-
-    failures_per_device_hour: 419 unexpected interruptions in 54 days of 16,384 devices (Llama 3 herd of models, arXiv
-    2407.21783, section 3.3.4). restart_s: a group's way back (stated; measure it).
-    """
-
-    devices: int
-    output_tokens: int
-    mixed: Pool
-    prefill: Pool
-    decode: Pool
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    exposed_s: float = 0.0
-    link_rate_per_s: float | None = None
-    limiting_link: str = ""
-    failures_per_device_hour: float = 419 / (54 * 24 * 16_384)
-    restart_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        for field, value, low, high in (
-            ("devices", self.devices, 1, 10**6),
-            ("output_tokens", self.output_tokens, 1, 10**8),
-            ("ttft_s", self.ttft_s, 1e-9, 1e6),
-            ("tpot_s", self.tpot_s, 1e-9, 1e6),
-            ("exposed_s", self.exposed_s, 0, 1e6),
-            ("link_rate_per_s", self.link_rate_per_s, 1e-9, 1e9),
-            ("failures_per_device_hour", self.failures_per_device_hour, 0, 1),
-            ("restart_s", self.restart_s, 0, 1e6),
-        ):
-            if value is not None and not low <= value <= high:  # NaN is refused as well
-                raise InputError(f"{field} is {value}", where="disaggregation", expected=f"{low}..{high}")
+from linkwise.engine.base import Engine, Options
+from linkwise.model.types import Model
+from linkwise.plan.handoff import HandoffOptions, handoff
+from linkwise.plan.operate import MAX_PROMPT_LOAD
+from linkwise.plan.pools import Pool, Question, pool_of
+from linkwise.workload.types import Workload
 
 
 class Term(Frozen, frozen=True, kw_only=True):
@@ -160,47 +97,54 @@ class _Flow(NamedTuple):
 
 def _mixed_batch(q: Question) -> int:
     """The batch with the most requests/s at which a mixed group meets the targets; 0 when none does."""
-    pool, best, found = q.mixed, 0.0, 0
-    for batch in range(1, pool.steps[-1][0] + 1):
-        step = pool.step(batch)
-        rate = 1 / (pool.prefill_s + q.output_tokens * step / batch)
-        if q.tpot_s is not None and step + batch * pool.prefill_s / q.output_tokens > q.tpot_s:
-            continue
-        load = rate * pool.prefill_s
-        wait = load * pool.prefill_s / (2 * (1 - load))
-        if q.ttft_s is not None and pool.prefill_s + wait + step > q.ttft_s:
-            continue
-        if rate > best:
-            best, found = rate, batch
-    return found
+    pool, (batches, steps) = q.mixed, q.mixed.table()
+    rate = np.minimum(1 / (pool.ride + q.output_tokens * steps / batches), MAX_PROMPT_LOAD / pool.prompt)
+    load = rate * pool.prompt
+    ttft = pool.prefill_s + load * pool.prompt / (2 * (1 - load)) + steps
+    good = (batches / (rate * q.output_tokens) <= (q.tpot_s or np.inf)) & (ttft <= (q.ttft_s or np.inf))
+    return int(batches[np.argmax(np.where(good, rate, -1.0))]) if good.any() else 0
+
+
+def _mixed_rate(q: Question, batch: int, given: Given) -> Num:
+    """Requests/s of one mixed group."""
+    step = given("step.mixed", q.mixed.step(batch), "s", f"decode step of {batch} requests")
+    output = given("output", q.output_tokens, "tokens", "workload")
+    ride = given("ride.mixed", q.mixed.ride, "s", "what one prompt adds to the steps it rides in")
+    prompt = given("prompt.mixed", q.mixed.prompt, "s", f"group time of one prompt, {q.mixed.label}".rstrip(", "))
+    cost = named("cost.mixed", ride + output * step / batch, "s", "group time of a request: its prompt and its steps")
+    least = named("least.mixed", prompt / MAX_PROMPT_LOAD, "s", "prompts leave slack, or their queue has no bound")
+    return 1 / maximum(cost, least)
 
 
 def _flow(
     q: Question, prefill: Pool, decode: Pool, exposed: Num, link: Num | None, tag: str, given: Given
 ) -> _Flow | None:
     """Costs of a request in two pools, each at the best load its target allows."""
-    fitting = [b for b in range(1, decode.steps[-1][0] + 1) if q.tpot_s is None or decode.step(b) <= q.tpot_s]
-    if not fitting:
+    batches, steps = decode.table()
+    good = steps <= (q.tpot_s or np.inf)
+    if not good.any():
         return None
-    batch = max(fitting, key=lambda b: b / decode.step(b))
+    batch = int(batches[np.argmax(np.where(good, batches / steps, -1.0))])
     step = given(
         f"step.{tag}", decode.step(batch), "s", f"decode step of {batch} requests, {decode.label}".rstrip(", ")
     )
     output = given("output", q.output_tokens, "tokens", "workload")
-    p = given(f"prefill.{tag}", prefill.prefill_s, "s", f"one prompt alone, {prefill.label}".rstrip(", "))
+    prompt = given(f"prompt.{tag}", prefill.prompt, "s", f"group time of one prompt, {prefill.label}".rstrip(", "))
     decode_s = named(f"decode_cost.{tag}", output * step / batch, "s", f"group time of a request at batch {batch}")
-    cost = p
+    load: Num = MAX_PROMPT_LOAD
     if q.ttft_s is not None:
-        slack = named(
-            f"slack.{tag}", given("ttft", q.ttft_s, "s", "target") - p - exposed - step, "s", "left for queueing"
-        )
+        alone = given(f"prefill.{tag}", prefill.prefill_s, "s", "one prompt from start to end")
+        target = given("ttft", q.ttft_s, "s", "target")
+        slack = named(f"slack.{tag}", target - alone - exposed - step, "s", "left for queueing")
         if value_of(slack) <= 0:
             return None
-        # M/D/1: wait = load / (2 (1 - load)) x prefill, so this load waits exactly the slack.
-        load = named(f"load.{tag}", 2 * slack / (p + 2 * slack), "", "prefill load at which prompts wait the slack")
-        cost = named(f"prefill_cost.{tag}", p / load, "s", "group time of a request, idle time for the target included")
+        # M/D/1: wait = load / (2 (1 - load)) x prompt, so at this load prompts wait exactly the slack.
+        load = named(
+            f"load.{tag}", minimum(2 * slack / (prompt + 2 * slack), MAX_PROMPT_LOAD), "", "share of time busy"
+        )
+    cost = named(f"prefill_cost.{tag}", prompt / load, "s", "group time of a request, slack for the target included")
     if link is not None:
-        cost, decode_s = (-minimum(-x, -1 / link) for x in (cost, decode_s))
+        cost, decode_s = (maximum(x, 1 / link) for x in (cost, decode_s))
     return _Flow(cost, decode_s, batch)
 
 
@@ -225,11 +169,8 @@ def _waterfall(q: Question, given: Given) -> _Steps:
     batch = _mixed_batch(q)
     mixed: Num = none
     if batch and groups:
-        p = given("prefill.mixed", q.mixed.prefill_s, "s", f"one prompt alone, {q.mixed.label}".rstrip(", "))
-        step = given("step.mixed", q.mixed.step(batch), "s", f"decode step of {batch} requests")
-        output = given("output", q.output_tokens, "tokens", "workload")
-        cost = named("cost.mixed", p + output * step / batch, "s", "group time of a request: its prompt and its steps")
-        mixed = named("mixed", given("groups", groups, "groups", "whole mixed groups") / cost, "requests/s")
+        count = given("groups", groups, "groups", "whole mixed groups")
+        mixed = named("mixed", count * _mixed_rate(q, batch, given), "requests/s")
     same = _flow(q, q.mixed, q.mixed, 0, None, "same", given)
     apart = named("apart", groups / (same.prefill_s + same.decode_s), "requests/s") if same and groups else none
     own = _flow(q, q.prefill, q.decode, 0, None, "own", given)
@@ -268,7 +209,7 @@ def _recovery(q: Question, mixed: Num, batch: int, moved: Num, flow: _Flow, give
     """
     f = given("failures", q.failures_per_device_hour / 3600, "1/s", "unexpected interruptions of a device")
     restart = given("restart", q.restart_s, "s", "stated")
-    redo_mixed = batch * given("prefill.mixed", q.mixed.prefill_s, "s", "recomputed")
+    redo_mixed = batch * given("recomputed.mixed", q.mixed.prompt, "s", "group time of one prompt")
     lost_mixed = named("lost.mixed", f * q.mixed.ranks * (restart + redo_mixed), "", "share of a mixed group's time")
     # A decode group's requests come back through the prefill pool: decode_s / prefill_s groups of it serve one group.
     redo_pools = flow.batch * flow.prefill_s * flow.prefill_s / flow.decode_s
@@ -294,8 +235,7 @@ def verdict(question: Question) -> Disaggregation:
     """Mixed or disaggregated, with the five terms, what limits, what flips it and what to measure."""
     q, s = question, _waterfall(question, plain)
     found = {k: float(v) for k, v in verdict_figures(q).items()}
-    gain = found["disaggregated"] - found["mixed"]
-    answer = "neither meets the targets" if not (s.mixed or s.whole) else "disaggregated" if gain > 0 else "mixed"
+    answer = _winner(q)
     pools = balance(s.groups[0], s.flow.prefill_s, s.groups[1], s.flow.decode_s) if s.flow and all(s.groups) else None
     notes = []
     if not all(s.groups) and s.flow:
@@ -308,17 +248,18 @@ def verdict(question: Question) -> Disaggregation:
         notes.append("a mixed group misses a target at any batch")
     ratio = s.flow.prefill_s / s.flow.decode_s if s.flow else 0.0
     return Disaggregation(
-        verdict=answer, mixed_per_s=found["mixed"], disaggregated_per_s=found["disaggregated"],
+        verdict="neither meets the targets" if answer == "neither" else answer,
+        mixed_per_s=found["mixed"], disaggregated_per_s=found["disaggregated"],
         terms=tuple(Term(name=n, per_s=found[n], why=w) for n, w in _why(q, s, pools).items()),
         prefill_groups=s.groups[0], decode_groups=s.groups[1], ratio=float(ratio),
         starving=pools.starving if pools else "", idle=pools.idle if pools else 0.0, mixed_batch=s.batch,
         decode_batch=s.flow.batch if s.flow else 0, limiting_link=q.limiting_link,
-        break_even=_break_even(q, gain), measure=_measure(q, s, found), notes=tuple(notes),
+        break_even=_break_even(q, answer), measure=_measure(q, s, found), notes=tuple(notes),
     )  # fmt: skip
 
 
 def _why(q: Question, s: _Steps, pools: Balance | None) -> dict[str, str]:
-    stretch = s.batch * q.mixed.prefill_s / q.output_tokens
+    stretch = s.batch * q.mixed.ride / q.output_tokens
     idle = (
         f"the {pools.starving} pool starves {pools.idle:.0%} of its time"
         if pools and pools.starving
@@ -335,42 +276,45 @@ def _why(q: Question, s: _Steps, pools: Balance | None) -> dict[str, str]:
     return dict(zip(NAMES, texts, strict=True))
 
 
-def _gain(q: Question) -> float:
+def _winner(q: Question) -> str:
     s = _waterfall(q, plain)
-    return float(s.whole - s.mixed)
+    mixed, whole = float(s.mixed), float(s.whole)
+    return "neither" if not (mixed or whole) else "disaggregated" if whole > mixed else "mixed"
 
 
-def _flip(q: Question, low: float, high: float, change: Callable[[float], dict[str, Any]]) -> float | None:
-    """Where the verdict flips between two values of an input, to 1 %; None when it has one sign at both ends."""
+def _flip(q: Question, now: float, then: float, change: Callable[[float], dict[str, Any]]) -> float | None:
+    """The first value of an input, on the way from `now` to `then`, at which the other side wins, to 1 %; or None."""
 
-    def sign(x: float) -> bool:
-        return _gain(msgspec.structs.replace(q, **change(x))) > 0
+    def winner(x: float) -> str:
+        return _winner(msgspec.structs.replace(q, **change(x)))
 
-    start, end = sign(low), sign(high)
-    if start == end:
-        return None
-    while high / low > 1.01:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if sign(middle) == start else (low, middle)
-    return math.sqrt(low * high)
+    start, near = winner(now), now
+    other = {"mixed": "disaggregated", "disaggregated": "mixed"}.get(start, "")
+    for i in range(1, 25):
+        far = now * math.pow(then / now, i / 24)
+        if winner(far) == other:
+            while max(near / far, far / near) > 1.01:
+                middle = math.sqrt(near * far)
+                near, far = (near, middle) if winner(middle) == other else (middle, far)
+            return far
+        near = far
+    return None
 
 
-def _break_even(q: Question, gain: float) -> str:
+def _break_even(q: Question, answer: str) -> str:
     """The nearest input at which the other answer wins: a handoff time, else a TPOT target, else an output length."""
-    other = "mixed" if gain > 0 else "disaggregated"
-    if gain > 0:
+    other = "mixed" if answer == "disaggregated" else "disaggregated"
+    if answer == "disaggregated":
         at = _flip(q, max(q.exposed_s, 1e-6), 1e4, lambda x: {"exposed_s": x})
         if at is not None:
             return f"{other} wins once a handoff exposes more than {show_time(at)} (now {show_time(q.exposed_s)})"
     if q.tpot_s is not None:
-        for bound in (q.tpot_s * 100, q.tpot_s / 100):
-            at = _flip(q, min(q.tpot_s, bound), max(q.tpot_s, bound), lambda x: {"tpot_s": x})
+        for bound, side in ((q.tpot_s * 100, "above"), (q.tpot_s / 100, "below")):
+            at = _flip(q, q.tpot_s, bound, lambda x: {"tpot_s": x})
             if at is not None:
-                side = "above" if bound > q.tpot_s else "below"
                 return f"{other} wins with a TPOT target {side} {show_time(at)} (now {show_time(q.tpot_s)})"
-    for length in (q.output_tokens * 100, max(1, q.output_tokens // 100)):
-        low, high = sorted((float(q.output_tokens), float(length)))
-        at = _flip(q, low, high, lambda x: {"output_tokens": max(1, round(x))}) if low < high else None
+    for length in (q.output_tokens * 100, max(1, q.output_tokens / 100)):
+        at = _flip(q, q.output_tokens, length, lambda x: {"output_tokens": max(1, round(x))})
         if at is not None:
             return f"{other} wins with outputs of about {at:.0f} tokens (now {q.output_tokens})"
     return "no handoff time, TPOT target or output length within a factor of 100 flips it"
@@ -380,9 +324,39 @@ def _measure(q: Question, s: _Steps, found: dict[str, float]) -> str:
     """The measurement that settles the term with the most weight."""
     widest = max(NAMES, key=lambda n: abs(found[n]))
     return {
-        "interference": f"TPOT of one mixed group at {max(1, s.batch)} concurrent requests, against its decode step alone",
+        "interference": f"TPOT of a mixed group at {max(1, s.batch)} concurrent requests, and its decode step alone",
         "device fit": "one prompt on the prefill layout and one decode step on the decode layout",
-        "transfer": f"time from the end of prefill to the first decode step{f' over {q.limiting_link}' if q.limiting_link else ''}",
+        "transfer": "time from the end of prefill to the first decode step"
+        + (f", over {q.limiting_link}" if q.limiting_link else ""),
         "failure": "time a killed group needs to serve again",
         "capacity": f"utilisation of both pools at {s.groups[0]} : {s.groups[1]}",
     }[widest]
+
+
+def compare(
+    model: Model, cluster: Cluster, engine: Engine, workload: Workload, *, mixed: Layout, prefill: Layout,
+    decode: Layout, options: Options | None = None, handoff_options: HandoffOptions | None = None,
+) -> Disaggregation:  # fmt: skip
+    """The verdict for three layouts on one cluster: step times from the plan's time model, the handoff from its routes.
+
+    Raises InputError when a layout does not fit, or the prefill and decode groups do not fit beside each other.
+    """
+    chosen = options or Options()
+    moved = handoff(
+        model, cluster, prompt_tokens=workload.isl_tokens, rate_per_s=workload.rate_per_s or 1.0,
+        prefill_tp=prefill.tp, prefill_pp=prefill.pp, decode_tp=decode.tp, decode_pp=decode.pp, engine=engine,
+        kv_dtype=chosen.kv_dtype or "auto", options=handoff_options,
+    )  # fmt: skip
+    sides = (pool_of(model, cluster, engine, layout, workload, chosen) for layout in (mixed, prefill, decode))
+    return verdict(
+        Question(
+            **dict(zip(("mixed", "prefill", "decode"), sides, strict=True)),
+            devices=cluster.size,
+            output_tokens=workload.osl_tokens,
+            ttft_s=workload.targets.ttft_s,
+            tpot_s=workload.targets.tpot_s,
+            exposed_s=moved.exposed_s,
+            link_rate_per_s=moved.max_rate_per_s,
+            limiting_link=moved.limiting,
+        )
+    )

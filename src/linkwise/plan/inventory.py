@@ -5,6 +5,8 @@ from bisect import bisect_left
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from linkwise.core.dtypes import BITS
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Num, ceil_div, minimum, total
@@ -68,11 +70,10 @@ class Inventory:
         self.states = tuple((state, tuple(layers)) for state, layers in states.items())
         self._mixers = _positions(model.layers, "mixer")
         self._ffns = _positions(model.layers, "ffn")
-        attention: dict[tuple[int, int | None, int], list[int]] = {}
+        alike: dict[Layer, list[int]] = {}
         for layer in model.layers:
-            key2 = (layer.attn_flops_per_pair, layer.attends, layer.mixer_flops_per_token)
-            attention.setdefault(key2, []).append(layer.index)
-        self.attention = tuple((key2, tuple(layers)) for key2, layers in attention.items())
+            alike.setdefault(replace(layer, index=0), []).append(layer.index)
+        self.layer_kinds = tuple((layer, tuple(found)) for layer, found in alike.items())
 
     def mixers(self, stage: Stage) -> int:
         """Layers of a stage that mix tokens (attention, linear attention, Mamba)."""
@@ -224,6 +225,31 @@ def request_bytes(
     return total(size for _, size in parts)
 
 
+def read_bytes(stock: Inventory, stage: Stage, layout: Layout, kv_dtype: str, length: Num) -> Num:
+    """Bytes one decoding request of `length` tokens reads on one rank: all it keeps; of a sparse layer, its top-k."""
+    terms = []
+    for layer, layers in stock.layer_kinds:
+        number = _count(layers, stage)
+        if not number:
+            continue
+        for state in layer.states:
+            each = number * token_bytes(state, layout, kv_dtype)
+            if not state.per_token:
+                terms.append(each)
+                continue
+            tokens = length if state.window is None else minimum(length, state.window)
+            entries = _up(tokens, state.stride)
+            if layer.attends is not None and state.name != "index":
+                entries = minimum(entries, layer.attends)
+            terms.append(each * _up(entries, shards_tokens(state, layout)))
+    return total(terms)
+
+
+def layers_within(layers: tuple[int, ...], stage: Stage) -> int:
+    """How many of these layer indexes a stage holds."""
+    return _count(layers, stage)
+
+
 def bytes_per_token(stock: Inventory, stage: Stage, layout: Layout, kv_dtype: str) -> int | None:
     """KV bytes a token adds on one rank of a stage, before cp/dcp split its tokens; None for a hybrid stack.
 
@@ -247,6 +273,8 @@ __all__ = [
     "bytes_per_token",
     "held",
     "inventory",
+    "layers_within",
+    "read_bytes",
     "request_bytes",
     "request_parts",
     "shards_tokens",

@@ -155,7 +155,15 @@ def evaluate(
         tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (found.tpot, found.ttft, found.rate))
         return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
 
-    points = at(np.unique(np.minimum(np.array(BATCHES), most)))
+    available = cluster.size // layout.size
+    wanted = workload.rate_per_s
+    grid = np.array(BATCHES)
+    if workload.concurrency is not None:
+        # So many requests and no more: replicas beyond them would idle.
+        available = min(available, workload.concurrency)
+        most = min(most, -(-workload.concurrency // available))
+        grid = grid if wanted is not None else np.array([most])
+    points = at(np.unique(np.minimum(grid, most)))
     good = points.meets_tpot & points.meets_ttft
     if good.any() and not good[-1]:
         # The largest batch inside the targets lies between two powers of two: look there.
@@ -172,8 +180,6 @@ def evaluate(
         return _missed("tpot", float(tpot[meets_ttft].min()), targets.tpot_s or 0.0, places, layout)
     best = int(np.argmax(np.where(good, rate, -1.0)))
     max_rate = float(rate[best])
-    available = cluster.size // layout.size
-    wanted = workload.rate_per_s
     replicas = available if wanted is None else max(1, int(np.ceil(wanted / max_rate - 1e-9)))
     if replicas > available:
         return Shortfall(

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout, groups
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, power, total, where
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, power, total, where
 from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.collectives import hops
-from linkwise.plan.inventory import Inventory, Stage, held, inventory, request_bytes, stages
+from linkwise.plan.inventory import Inventory, Stage, held, inventory, layers_within, read_bytes, stages
 from linkwise.plan.step import Batch, Place, kernel_limits, kv_dtype_of, stage_ops
 from linkwise.plan.types import Op
 
@@ -248,18 +248,15 @@ def _attention(
     peak = _peak(cluster, stock.model.dtype) * cluster.constants.flops_efficiency
     read: list[Num] = []
     work: list[Num] = []
-    shards = layout.cp  # queries of a prompt, or keys of a decode step
     for part in batch.parts:
-        after = part.context + part.new
-        read.append(part.requests * request_bytes(stock, stage, layout, kv_dtype, after))
+        read.append(part.requests * read_bytes(stock, stage, layout, kv_dtype, part.context + part.new))
+        # Queries of a prompt see half of it on average; heads are split over tp, queries or keys over cp.
         middle = part.context + (part.new + 1) / 2
-        for (per_pair, attends, fixed), layers in stock.attention:
-            number = sum(stage.first <= x < stage.end for x in layers)
-            if not number or not (per_pair or fixed):
-                continue
-            keys = middle if attends is None else minimum(middle, attends)
-            each = number * part.requests * part.new / layout.tp / shards
-            work.append(each * (per_pair * keys + fixed))
+        for layer, layers in stock.layer_kinds:
+            number = layers_within(layers, stage)
+            if number and layer.mixer != "none":
+                each = layer.context_flops(middle) + layer.mixer_flops_per_token
+                work.append(number * part.requests * part.new / (layout.tp * layout.cp) * each)
     rate = given("peak.attention", peak, "FLOP/s", f"{stock.model.dtype} attention")
     return named("kv.time", maximum(read_seconds(total(read), hbm), flops_seconds(total(work), rate)), "s")
 
@@ -295,4 +292,4 @@ def group_seconds(
 
 def _content(stock: Inventory, stage: Stage) -> tuple[object, ...]:
     layers = stock.model.layers[stage.first : stage.end]
-    return tuple(sorted((x.mixer, x.ffn, x.attn_flops_per_pair, x.attends or 0) for x in layers))
+    return tuple(sorted((x.mixer, x.ffn, x.attn_flops_per_pair, x.attends or 0, x.attends_stride) for x in layers))

@@ -221,7 +221,7 @@ def _delivers(plan: Plan) -> list[str]:
 def _runner_up(plan: Plan) -> list[str]:
     other = plan.runner_up
     if other is None:
-        return ["runner-up  none: no other layout is feasible"]
+        return [] if plan.considered == 1 else ["runner-up  none: no other layout is feasible"]
     mine = plan.chosen
     return [f"runner-up  {_layout(other.layout, other.replicas)}: {_against(other, mine)}"]
 
@@ -242,6 +242,8 @@ def _against(other: Candidate, mine: Candidate) -> str:
 
 
 def _reasons(found: tuple[Rejection, ...], considered: int) -> list[str]:
+    if considered == 1:
+        return ["rejected   nothing: every degree was given"] if not found else []
     if not found:
         return [f"rejected   none of {considered} layouts"]
     by_reason = Counter(r.shortfall.resource for r in found)

@@ -92,6 +92,14 @@ def layer_count(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
 
 
+def layer_indices(fields: Fields, name: str) -> frozenset[int]:
+    """A list of layer numbers; empty when absent."""
+    listed = fields.sequence(name, default=[])
+    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in listed):
+        raise InputError(f"field {name!r} is {listed!r}"[:200], where=fields.where, expected="a list of layer numbers")
+    return frozenset(listed)
+
+
 def width(fields: Fields, *names: str, default: int | None = None, least: int = 1) -> int:
     """A size of a tensor's side."""
     return fields.integer(*names, default=default, least=least, most=MAX_WIDTH)

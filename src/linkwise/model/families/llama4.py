@@ -60,11 +60,10 @@ def read(fields: Fields) -> Draft:
     return draft
 
 
-def _moe_layers(fields: Fields, layers: int) -> set[int]:
+def _moe_layers(fields: Fields, layers: int) -> frozenset[int]:
     """`moe_layers` where given, else every `interleave_moe_layer_step`-th layer."""
     step = fields.integer("interleave_moe_layer_step", default=1, least=1, most=common.MAX_LAYERS)
-    listed = fields.sequence("moe_layers", default=[])
-    return set(listed) if listed else set(range(step - 1, layers, step))
+    return common.layer_indices(fields, "moe_layers") or frozenset(range(step - 1, layers, step))
 
 
 def _chunks(fields: Fields, layers: int) -> list[int | None]:

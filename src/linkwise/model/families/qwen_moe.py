@@ -30,7 +30,7 @@ def _read(fields: Fields, *, bias: bool, out_bias: bool, qk_norm: str, shared: i
     experts = fields.integer("num_experts", least=1, most=common.MAX_EXPERTS)
     top_k = fields.integer("num_experts_per_tok", least=1, most=experts)
     step = fields.integer("decoder_sparse_step", default=1, least=1, most=common.MAX_LAYERS)
-    dense = set(fields.sequence("mlp_only_layers", default=[]))
+    dense = common.layer_indices(fields, "mlp_only_layers")
     draft.moe = Moe(experts=experts, top_k=top_k, hidden=hidden, intermediate=inner, shared_experts=1 if shared else 0)
     for index, window in enumerate(windows(fields, layers)):
         site = Site(draft, f"model.layers.{index}", index)

@@ -1,0 +1,105 @@
+"""The commands as Python calls: text or values in, frozen values with a good repr out."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import linkwise
+from linkwise.cluster.read import load as read_cluster
+from linkwise.engine.registry import get
+from linkwise.model.read import load as read_model
+from linkwise.plan import types
+
+SETTINGS = {"isl": 4000, "osl": 500, "ttft": "1s", "tpot": "40ms"}
+
+
+def test_fit_from_text_and_from_values_is_the_same() -> None:
+    by_text = linkwise.fit("llama-3.1-8b", on="1xh100-sxm", max_model_len=8192)
+    by_value = linkwise.fit(
+        read_model("llama-3.1-8b"), on=read_cluster("1xh100-sxm"), engine=get("vllm"), max_model_len=8192
+    )
+    assert by_text == by_value
+    assert isinstance(by_text, types.Fit)
+    assert by_text.fits
+
+
+def test_a_fit_reads_as_the_first_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from linkwise.cli import main
+
+    monkeypatch.setattr("linkwise.cli._keep", lambda *_: None)
+    main(["fit", "llama-3.1-405b", "--on", "8xh100-sxm"])
+    assert repr(linkwise.fit("llama-3.1-405b", on="8xh100-sxm")) + "\n" == capsys.readouterr().out
+
+
+def test_a_plan_survives_its_file_and_explains_itself(tmp_path: Path) -> None:
+    plan = linkwise.plan("llama-3.3-70b", on="2x4xh100-sxm", rate=3.0, **SETTINGS)
+    assert isinstance(plan, linkwise.Plan)
+    linkwise.save(plan, tmp_path / "plan.json")
+    again = linkwise.load(tmp_path / "plan.json")
+    assert again == plan
+    assert repr(again) == repr(plan)
+    assert "2 replicas of tp4" in repr(plan)
+    for path in ("decode.all_reduce.sent_bytes", "tpot_s", "weights.rank0"):
+        found = linkwise.explain(again, path)
+        assert found.chain.result.value == pytest.approx(plan.figures[path], rel=1e-12)
+
+
+def test_values_cannot_be_changed() -> None:
+    found = linkwise.fit("llama-3.1-8b", on="1xh100-sxm")
+    with pytest.raises(AttributeError):
+        found.fits = False
+
+
+def test_no_plan_is_a_value() -> None:
+    found = linkwise.plan("llama-3.3-70b", on="4xh100-sxm", tpot="1ms")
+    assert isinstance(found, linkwise.NoPlan)
+    assert found.nearest.shortfall.resource == "tpot"
+    assert "no plan" in repr(found)
+
+
+def test_compare_takes_values_and_files(tmp_path: Path) -> None:
+    a = linkwise.plan("llama-3.1-8b", on="2xh100-sxm", tp=1, pp=1)
+    b = linkwise.plan("llama-3.1-8b", on="2xh100-sxm", tp=2)
+    linkwise.save(b, tmp_path / "b.json")
+    found = linkwise.compare(a, tmp_path / "b.json")
+    assert found.names == ("a", "b.json")
+    assert "weights" in repr(found)
+    assert msgspec.json.encode(found)
+    with pytest.raises(linkwise.InputError, match="is a fit"):
+        linkwise.compare(a, linkwise.fit("llama-3.1-8b", on="1xh100-sxm"))
+
+
+def test_handoff() -> None:
+    found = linkwise.handoff(
+        "llama-3.3-70b", on="2x8xh100-sxm", prompt=8192, rate="20/s", prefill_tp=4, decode_tp=2, retry_share=0.5
+    )
+    assert found.kv_bytes == 2_684_354_560  # 8,192 tokens x 80 layers x 2 x 8 heads x 128 x 2 B
+    with pytest.raises(linkwise.InputError, match="unknown field `retries`"):
+        linkwise.handoff("llama-3.3-70b", on="2x8xh100-sxm", prompt=1, rate=1, prefill_tp=4, decode_tp=2, retries=1)
+
+
+def test_what_is_known() -> None:
+    assert "llama-3.3-70b" in {entry.name for entry in linkwise.models()}
+    assert "h100-sxm" in {device.name for device in linkwise.hardware()}
+    assert {"vllm", "sglang", "trtllm", "linkwise"} <= {engine.name for engine in linkwise.engines()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tpp": 4}, "unknown setting 'tpp'"),
+        ({"tp": "4"}, "field tp: expected `int`, got `str`"),
+        ({"rate": "fast"}, "'fast' is not a quantity"),
+        ({"ttft": -1.0}, "a positive time"),
+        ({"rate": float("nan")}, "rate"),
+    ],
+)
+def test_a_wrong_argument_is_an_input_error(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(linkwise.InputError, match=message):
+        linkwise.fit("llama-3.1-8b", on="1xh100-sxm", **settings)
+
+
+def test_weights_of_a_resolved_model_cannot_be_imagined() -> None:
+    with pytest.raises(linkwise.InputError, match="a Model is already resolved"):
+        linkwise.fit(read_model("llama-3.1-8b"), on="1xh100-sxm", weights="fp8")
