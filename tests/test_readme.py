@@ -13,7 +13,7 @@ README = Path(__file__).parents[1] / "README.md"
 def sessions() -> list[tuple[str, str]]:
     """(command line, output) of every fenced block that begins with a prompt."""
     return re.findall(
-        r"^```\n\$ linkwise (.*)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        r"^```\n\$ linkwise ([^\n]*)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
 
 

@@ -45,3 +45,20 @@ def test_the_catalogue_s_facts_give_the_same_answer(name: str) -> None:
     found = textbook.chain(name)
     for key, expected in seed["expect"].items():
         assert found.expect[key].value == pytest.approx(expected, rel=seed["tolerance"] or 1e-12, abs=0), key
+
+
+def test_two_tp4_over_tp8_is_what_the_search_decides() -> None:
+    seed = entry(DECISION)
+    found = textbook.chain(DECISION, seed["inputs"])
+    assert found.expect["group_size"].value == seed["inputs"]["gpus_per_node"]
+    assert found.expect["replicas"].value == seed["inputs"]["nodes"]
+    # The seed's words: keep each 4-rank tensor group inside one node, the second node as a replica.
+    assert found.decision.startswith("keep each 4-rank tensor group inside one node")
+    assert set(found.shows) == set(seed["expect"]["must_show"])
+    assert all(any(c.isdigit() for c in text) for text in found.shows.values())
+    # One more full copy: 70.55e9 parameters of two bytes (and each rank's own norms).
+    assert found.expect["second_copy_bytes"].value == pytest.approx(2 * 70_553_706_496, rel=1e-3)
+    # Two pools hold less than one: the weights are there twice.
+    assert found.expect["kv_tokens_of_all"].value < found.expect["kv_tokens_of_one_group"].value
+    assert "island tier" in found.shows["collective bytes that stay inside a node"]
+    assert "cluster tier" in found.shows["collective bytes that stay inside a node"]

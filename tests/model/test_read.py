@@ -91,6 +91,19 @@ def test_parameters_as_published(name: str, billions: float, digits: int) -> Non
     assert round(load(name).parameters / 1e9, digits) == billions
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [  # the hub's safetensors summaries, to the last parameter
+        ("qwen3-8b", 8_190_735_360),
+        ("mistral-7b", 7_248_023_552),
+        ("gpt-oss-120b", 116_829_156_672),
+        ("gpt-oss-20b", 20_914_757_184),
+    ],
+)
+def test_parameters_equal_the_published_count(name: str, parameters: int) -> None:
+    assert load(name).parameters == parameters
+
+
 def test_deepseek_v3_is_671_billion_without_its_mtp_module() -> None:
     """README_WEIGHTS: 671B without MTP. The module by hand: a MoE layer, eh_proj, copies of embedding and head."""
     model = load("deepseek-v3")

@@ -153,3 +153,15 @@ def test_every_axis_partitions_the_group(data):
 def test_search_is_deterministic():
     args = model("qwen3-30b-a3b"), cluster("4xh100-sxm"), VLLM, Options(), Workload()
     assert search(*args) == search(*args)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize(("name", "on"), [("qwen3-30b-a3b", "4xh100-sxm"), ("llama-3.1-8b", "2x2xh100-sxm")])
+def test_every_candidate_can_be_launched_as_its_own_layout(engine, name, on):
+    by, what = registry.get(engine), model(name)
+    found = search(what, cluster(on), by, Options(), Workload())
+    assert found.candidates
+    for one in found.candidates:
+        words = by.command(name, one.layout, Options())
+        files = by.files(one.layout, Options())
+        assert registry.parse_command(words, model=what, files=files).layout == one.layout

@@ -20,7 +20,7 @@ def test_a_cluster_is_said_as_people_say_it() -> None:
     assert text.cluster_line(load("8xh100-sxm")).startswith("8 x H100 SXM")
     assert text.cluster_line(load("8xh100-sxm")).endswith(", one NVLink island")
     two = text.cluster_line(load("2x4xh100-sxm"))
-    assert two.startswith("2 x 4 x H100 SXM")
+    assert two.startswith("2 nodes of 4 x H100 SXM")
     assert "NVLink islands of 4" in two
     assert two.endswith("4 x 400 Gb/s NICs a node")
     assert "PCIe only" in text.cluster_line(load("2xrtx-4090"))

@@ -194,6 +194,15 @@ def floor(a: Num) -> Num:
     return math.floor(a)
 
 
+def times(*factors: Num) -> Num:
+    """A product whose chain shows no factor of a plain one."""
+    kept = [f for f in factors if isinstance(f, Quantity | np.ndarray) or f != 1] or [1]
+    result = kept[0]
+    for factor in kept[1:]:
+        result = result * factor
+    return result
+
+
 def total(numbers: Iterable[Num]) -> Num:
     """A sum whose chain shows every term once, not a ladder of additions. 0 when empty."""
     terms = tuple(numbers)

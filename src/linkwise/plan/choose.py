@@ -50,7 +50,8 @@ def choose(candidates: tuple[Candidate, ...], workload: Workload) -> tuple[Candi
     """The chosen candidate and the runner-up: the best with another group size, else the next best."""
     ordered = order(candidates, workload)
     chosen = ordered[0]
-    others = [c for c in ordered[1:] if c.group_size != chosen.group_size] or ordered[1:]
+    others = [c for c in ordered[1:] if c.group_size != chosen.group_size]
+    others = others or [c for c in ordered[1:] if c.point != chosen.point] or ordered[1:]
     return chosen, (others[0] if others else None)
 
 
@@ -165,7 +166,7 @@ def _why_not_smaller(
         answer=f"{nearest.layout} is short of {short.resource}",
         because=(short.reason,),
         break_even=f"flips with {short.change}" if short.change else "",
-        measure=_MEASURE.get(short.resource, "start the engine on the smaller layout and read its memory log"),
+        measure=_MEASURE.get(short.resource, "the memory the engine logs when started on the smaller layout"),
     )
 
 

@@ -347,10 +347,12 @@ def compare(
         prefill_tp=prefill.tp, prefill_pp=prefill.pp, decode_tp=decode.tp, decode_pp=decode.pp, engine=engine,
         kv_dtype=chosen.kv_dtype or "auto", options=handoff_options,
     )  # fmt: skip
-    sides = (pool_of(model, cluster, engine, layout, workload, chosen) for layout in (mixed, prefill, decode))
+    sides = [pool_of(model, cluster, engine, layout, workload, chosen) for layout in (mixed, prefill, decode)]
     return verdict(
         Question(
-            **dict(zip(("mixed", "prefill", "decode"), sides, strict=True)),
+            mixed=sides[0],
+            prefill=sides[1],
+            decode=sides[2],
             devices=cluster.size,
             output_tokens=workload.osl_tokens,
             ttft_s=workload.targets.ttft_s,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, named, plain, total, value_of
+from linkwise.core.quantity import Given, Num, named, plain, times, total, value_of
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.ledger import ledger_figures
@@ -65,7 +65,7 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
         result |= traffic_figures(step, ops)
         for op in ops:
             one = op_seconds(op, places[op.group], s.cluster, convention, eager=eager, given=given)
-            result[f"{step}.{op.role}.time_s"] = named(f"{step}.{op.role}.time_s", op.repeat * one, "s")
+            result[f"{step}.{op.role}.time_s"] = named(f"{step}.{op.role}.time_s", times(op.repeat, one), "s")
     prefill = prefill_seconds(s, given)
     for step, group in (("decode", at.decode), ("mixed", at.mixed), ("prefill", prefill)):
         result |= _time_figures(step, group)
@@ -91,7 +91,9 @@ def traffic_figures(step: str, ops: Iterable[Op]) -> dict[str, Num]:
         result[f"{path}.S_bytes"] = named(f"{path}.S_bytes", op.S_bytes, "B", "one call, as the group sees it")
         result[f"{path}.calls"] = op.repeat
         for field, value in _moved(op):
-            result[f"{path}.{field}"] = named(f"{path}.{field}", op.repeat * value, "B", f"per rank, {op.repeat} calls")
+            result[f"{path}.{field}"] = named(
+                f"{path}.{field}", times(op.repeat, value), "B", f"per rank, {op.repeat} calls"
+            )
     kinds = sorted({op.kind for op in busiest})
     for kind in kinds:
         same = [op for op in busiest if op.kind == kind]

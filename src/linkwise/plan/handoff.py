@@ -4,49 +4,17 @@ Bytes follow from the states both groups keep; routes from where their ranks lie
 in headers from the connector's facts and stated factors. Every figure can be asked with `given` for its chain.
 """
 
-from typing import NamedTuple
-
-from linkwise.cluster.links import route
-from linkwise.cluster.types import Cluster, Link
-from linkwise.core.dtypes import canonical
-from linkwise.core.errors import InputError
+from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, total, value_of
-from linkwise.engine.base import Engine, Options, Refusal
-from linkwise.engine.connectors import Connector, connector, refuses
+from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
+from linkwise.plan.handoff_case import NETWORK, Case, Load, case_of, link_name, loads_of
 from linkwise.plan.handoff_types import Flow, Handoff, HandoffOptions, LinkLoad, RankShare
 from linkwise.plan.inventory import bytes_per_token, inventory, request_bytes, stages
-from linkwise.plan.reshard import Piece, entries, entry_bytes, pieces, regions
-from linkwise.plan.step import kv_dtype_of, prefill_batch
+from linkwise.plan.reshard import Piece, entries, entry_bytes, regions
+from linkwise.plan.step import prefill_batch
 from linkwise.plan.time import flops_seconds, group_seconds, read_seconds
-
-MAX_TOKENS = 100_000_000
-
-
-class _Case(NamedTuple):
-    """Everything a handoff's figures follow from."""
-
-    model: Model
-    cluster: Cluster
-    engine: Engine
-    name: str
-    it: Connector
-    options: HandoffOptions
-    prompt: int
-    rate: float
-    prefill: Layout
-    decode: Layout
-    kv_dtype: str
-    block: int
-    pieces: list[Piece]
-    devices: dict[tuple[str, int], int]
-    routes: dict[tuple[int, int], tuple[Link, ...]]
-    refused: Refusal | None
-
-    @property
-    def textbook(self) -> bool:
-        return self.engine.convention.name == "textbook"
 
 
 def handoff(
@@ -58,7 +26,7 @@ def handoff(
 
     Raises InputError when the groups do not fit on the cluster or an argument is out of range.
     """
-    case = _case(
+    case = case_of(
         model, cluster, prompt_tokens, rate_per_s, Layout(tp=prefill_tp, pp=prefill_pp),
         Layout(tp=decode_tp, pp=decode_pp), engine, kv_dtype, options or HandoffOptions(),
     )  # fmt: skip
@@ -71,84 +39,14 @@ def handoff_figures(
     options: HandoffOptions | None = None, given: Given = plain,
 ) -> dict[str, Num]:  # fmt: skip
     """The figures of `handoff` by name; with `given=Quantity.given` each carries its chain."""
-    case = _case(
+    case = case_of(
         model, cluster, prompt_tokens, rate_per_s, Layout(tp=prefill_tp, pp=prefill_pp),
         Layout(tp=decode_tp, pp=decode_pp), engine, kv_dtype, options or HandoffOptions(),
     )  # fmt: skip
-    return _figures(case, _loads(case), given)
+    return _figures(case, loads_of(case), given)
 
 
-def _case(
-    model: Model, cluster: Cluster, prompt: int, rate: float, prefill: Layout, decode: Layout, engine: Engine,
-    kv_dtype: str, options: HandoffOptions,
-) -> _Case:  # fmt: skip
-    if not 1 <= prompt <= MAX_TOKENS:
-        raise InputError(f"prompt is {prompt} tokens", where="handoff", expected=f"1..{MAX_TOKENS}")
-    if not 0 < rate <= 1e7:
-        raise InputError(f"rate is {rate}/s", where="handoff", expected="above 0, at most 1e7 per second")
-    for side, layout in (("prefill", prefill), ("decode", decode)):
-        if layout.pp > len(model.layers):
-            raise InputError(f"{side} pp {layout.pp} for {len(model.layers)} layers", where="handoff")
-    name, it = connector(engine.name, options.connector)
-    dtype = kv_dtype_of(model, Options(kv_dtype=None if kv_dtype == "auto" else canonical(kv_dtype, where="kv dtype")))
-    stock = inventory(model)
-    found = pieces(
-        stock, prefill, decode, engine,
-        replicated=options.replicated or it.replicated,
-        per_rank=it.per_rank if options.per_rank is None else options.per_rank,
-    )  # fmt: skip
-    block = it.block_tokens or engine.resolve(Options(), model).block_tokens
-    block = 1 if engine.convention.name == "textbook" else block
-    devices = _devices(cluster, prefill, decode, options)
-    return _Case(
-        model, cluster, engine, name, it, options, prompt, rate, prefill, decode, dtype, options.block_tokens or block,
-        found, devices,
-        {(p.sender, p.receiver): route(
-            cluster, devices["prefill", p.sender], devices["decode", p.receiver], relay=it.relay)
-         for p in found},
-        refuses(name, it, model, prefill.tp, decode.tp),
-    )  # fmt: skip
-
-
-def _devices(cluster: Cluster, prefill: Layout, decode: Layout, options: HandoffOptions) -> dict[tuple[str, int], int]:
-    """Prefill ranks from device 0 on; decode ranks from the next free node on, or right behind when none is free."""
-    first = options.decode_device
-    if first is None:
-        node = -(-prefill.size // cluster.devices_per_node) * cluster.devices_per_node
-        first = node if node + decode.size <= cluster.size else prefill.size
-    if first < prefill.size or first + decode.size > cluster.size:
-        raise InputError(
-            f"prefill {prefill} on devices 0..{prefill.size - 1} and decode {decode} from device {first} on",
-            where="handoff",
-            expected=f"both groups on the {cluster.size} devices of {cluster.name}, none shared",
-        )
-    places = {("prefill", r): r for r in range(prefill.size)}
-    return places | {("decode", r): first + r for r in range(decode.size)}
-
-
-# Links that carry packets; inside a machine there are none of the network's headers.
-NETWORK = frozenset({"nic", "fabric"})
-
-
-def _name(link: Link) -> str:
-    return f"{link.src}->{link.dst}"
-
-
-class _Load(NamedTuple):
-    link: Link
-    pieces: list[Piece]
-
-
-def _loads(case: _Case) -> list[_Load]:
-    """Every link the handoff uses with the pieces that cross it."""
-    found: dict[str, _Load] = {}
-    for piece in case.pieces:
-        for link in case.routes[piece.sender, piece.receiver]:
-            found.setdefault(_name(link), _Load(link, [])).pieces.append(piece)
-    return list(found.values())
-
-
-def _piece_bytes(case: _Case, piece: Piece, prompt: Num, given: Given) -> Num:
+def _piece_bytes(case: Case, piece: Piece, prompt: Num, given: Given) -> Num:
     each = given(
         f"{piece.state.name}_bytes_per_entry", entry_bytes(piece, case.kv_dtype), "B",
         f"{piece.layers} layers x heads {piece.first}..{piece.end - 1} of {piece.state.heads}, {case.kv_dtype}",
@@ -160,7 +58,7 @@ def _piece_bytes(case: _Case, piece: Piece, prompt: Num, given: Given) -> Num:
     return ceil_div(whole * piece.share.numerator, piece.share.denominator)
 
 
-def _messages(case: _Case, piece: Piece) -> int:
+def _messages(case: Case, piece: Piece) -> int:
     """Messages of a piece: per layer and buffer one a block, one a token where a connector cuts head slices out of
     blocks, one in all where it merges neighbouring blocks (a fresh cache; a fragmented one takes more)."""
     if not piece.state.per_token:
@@ -171,7 +69,7 @@ def _messages(case: _Case, piece: Piece) -> int:
     return int(-(-piece.layers * regions(piece.state) * number * piece.share.numerator // piece.share.denominator))
 
 
-def _wire(case: _Case, piece: Piece, payload: Num, given: Given) -> Num:
+def _wire(case: Case, piece: Piece, payload: Num, given: Given) -> Num:
     """Payload with packet and message headers, as a network carries it."""
     if case.textbook:
         return payload
@@ -182,13 +80,13 @@ def _wire(case: _Case, piece: Piece, payload: Num, given: Given) -> Num:
     return payload + headers + count * given("message_header", o.message_header_bytes, "B", "RETH")
 
 
-def _link_seconds(case: _Case, load: _Load, prompt: Num, given: Given) -> tuple[Num, Num, Num]:
+def _link_seconds(case: Case, load: Load, prompt: Num, given: Given) -> tuple[Num, Num, Num]:
     """(payload, wire, seconds) of one request on a link."""
     link = load.link
     retry = given("retries", 1 + case.options.retry_share, "", "1 + share of bytes sent again, stated")
     sizes = [_piece_bytes(case, p, prompt, given) for p in load.pieces]
-    payload = named(f"payload on {_name(link)}", total(sizes) * retry, "B")
-    spec = given(f"{link.kind}_spec", link.spec_Bps, "B/s", f"{case.cluster.name}: {_name(link)}, one direction")
+    payload = named(f"payload on {link_name(link)}", total(sizes) * retry, "B")
+    spec = given(f"{link.kind}_spec", link.spec_Bps, "B/s", f"{case.cluster.name}: {link_name(link)}, one direction")
     if case.textbook:
         return payload, payload, read_seconds(payload, spec)
     share = given(f"{link.kind}_efficiency", link.effective_Bps / link.spec_Bps, "", link.source)
@@ -196,7 +94,7 @@ def _link_seconds(case: _Case, load: _Load, prompt: Num, given: Given) -> tuple[
     if link.kind not in NETWORK:
         return payload, payload, read_seconds(payload, effective)
     wired = total(_wire(case, p, s, given) for p, s in zip(load.pieces, sizes, strict=True))
-    wire = named(f"wire on {_name(link)}", wired * retry, "B", note="headers included")
+    wire = named(f"wire on {link_name(link)}", wired * retry, "B", note="headers included")
     return payload, wire, maximum(read_seconds(payload, effective), read_seconds(wire, spec))
 
 
@@ -206,7 +104,7 @@ def prefill_seconds(parameters: Num, prompt: Num, peak: Num, ranks: Num) -> Num:
     return named("prefill_s", flops_seconds(flops, peak * ranks), "s")
 
 
-def _prefill(case: _Case, prompt: Num, given: Given) -> Num:
+def _prefill(case: Case, prompt: Num, given: Given) -> Num:
     if case.options.prefill_s is not None:
         return given("prefill_s", case.options.prefill_s, "s", "stated")
     if case.textbook:
@@ -217,7 +115,7 @@ def _prefill(case: _Case, prompt: Num, given: Given) -> Num:
     return given("prefill_s", value_of(step.token), "s", f"time of a prefill step, {case.cluster.constants.label}")
 
 
-def _units(case: _Case) -> int:
+def _units(case: Case) -> int:
     """Parts a prompt's KV leaves in: layers, chunks, or the whole request."""
     if case.it.granularity == "layer":
         return len(case.model.layers)
@@ -226,7 +124,7 @@ def _units(case: _Case) -> int:
     return 1
 
 
-def _figures(case: _Case, loads: list[_Load], given: Given) -> dict[str, Num]:
+def _figures(case: Case, loads: list[Load], given: Given) -> dict[str, Num]:
     """Every figure with its chain. Which link limits is decided on plain numbers, then explained."""
     prompt = given("prompt", case.prompt, "tokens", "asked for")
     rate = given("rate", case.rate, "1/s", "asked for")
@@ -251,7 +149,7 @@ def _figures(case: _Case, loads: list[_Load], given: Given) -> dict[str, Num]:
     if case.it.serial_receive:
         figures["serial_s"] = _serial_seconds(case, prompt, given)
         seconds = maximum(seconds, figures["serial_s"])
-    figures["transfer_s"] = named("transfer_s", seconds, "s", note=f"limited by {_name(limit.link)}")
+    figures["transfer_s"] = named("transfer_s", seconds, "s", note=f"limited by {link_name(limit.link)}")
     copies = case.it.sender_copies + case.it.receiver_copies
     if copies and not case.textbook:
         hbm = given("hbm", case.cluster.accelerator.hbm_Bps * case.cluster.constants.hbm_efficiency, "B/s", "device")
@@ -280,18 +178,18 @@ def _figures(case: _Case, loads: list[_Load], given: Given) -> dict[str, Num]:
     return figures
 
 
-def _token_source(case: _Case) -> str:
+def _token_source(case: Case) -> str:
     parts = []
     for state, layers in inventory(case.model).states:
         parts.append(f"{len(layers)} layers x {state.per_token} elements of {state.name}, {case.kv_dtype}")
     return "; ".join(parts)
 
 
-def _limiting(case: _Case, loads: list[_Load]) -> _Load:
+def _limiting(case: Case, loads: list[Load]) -> Load:
     return max(loads, key=lambda load: value_of(_link_seconds(case, load, case.prompt, plain)[2]))
 
 
-def _serial_seconds(case: _Case, prompt: Num, given: Given) -> Num:
+def _serial_seconds(case: Case, prompt: Num, given: Given) -> Num:
     """The busiest receiver when it takes its senders in turn: each at the slowest link of its own route."""
     by_receiver: dict[int, list[Num]] = {}
     for piece in case.pieces:
@@ -302,7 +200,7 @@ def _serial_seconds(case: _Case, prompt: Num, given: Given) -> Num:
     return named("serial_s", total(busiest), "s", note="one sender after the other")
 
 
-def _moved(case: _Case) -> dict[tuple[str, int], int]:
+def _moved(case: Case) -> dict[tuple[str, int], int]:
     """Bytes of a request each rank sends or receives."""
     moved = dict.fromkeys(case.devices, 0)
     for piece in case.pieces:
@@ -312,8 +210,8 @@ def _moved(case: _Case) -> dict[tuple[str, int], int]:
     return moved
 
 
-def _result(case: _Case) -> Handoff:
-    loads = _loads(case)
+def _result(case: Case) -> Handoff:
+    loads = loads_of(case)
     figures = _figures(case, loads, plain)
     links = [_link(case, load) for load in loads]
     wait = figures.get("wait_s")
@@ -323,7 +221,7 @@ def _result(case: _Case) -> Handoff:
         decode=case.decode, bytes_per_token=figures.get("kv_bytes_per_token"), kv_bytes=int(figures["kv_bytes"]),
         crossing_bytes=int(figures["crossing_bytes"]), messages=sum(_messages(case, p) for p in case.pieces),
         flows=tuple(_flow(case, p) for p in case.pieces), ranks=_ranks(case, figures),
-        links=tuple(sorted(links, key=lambda x: -x.seconds)), limiting=_name(_limiting(case, loads).link),
+        links=tuple(sorted(links, key=lambda x: -x.seconds)), limiting=link_name(_limiting(case, loads).link),
         transfer_s=float(figures["transfer_s"]), copy_s=float(figures.get("copy_s", 0.0)),
         prefill_s=float(figures["prefill_s"]), share_of_prefill=float(figures["share_of_prefill"]),
         exposed_s=float(figures["exposed_s"]), utilization=float(figures["utilization"]),
@@ -340,27 +238,27 @@ NOT_MODELLED = (
 )
 
 
-def _flow(case: _Case, piece: Piece) -> Flow:
+def _flow(case: Case, piece: Piece) -> Flow:
     return Flow(
         sender=piece.sender, receiver=piece.receiver, state=piece.state.name, layers=piece.layers,
         heads=(piece.first, piece.end - 1), share=float(piece.share),
         bytes=int(_piece_bytes(case, piece, case.prompt, plain)), messages=_messages(case, piece),
-        route=tuple(_name(link) for link in case.routes[piece.sender, piece.receiver]),
+        route=tuple(link_name(link) for link in case.routes[piece.sender, piece.receiver]),
     )  # fmt: skip
 
 
-def _link(case: _Case, load: _Load) -> LinkLoad:
+def _link(case: Case, load: Load) -> LinkLoad:
     payload, wire, seconds = _link_seconds(case, load, case.prompt, plain)
     link = load.link
     return LinkLoad(
-        link=_name(link), kind=link.kind, spec_Bps=link.spec_Bps,
+        link=link_name(link), kind=link.kind, spec_Bps=link.spec_Bps,
         effective_Bps=link.spec_Bps if case.textbook else link.effective_Bps, payload_bytes=float(payload),
         wire_bytes=float(wire),
         seconds=float(seconds), load_Bps=case.rate * float(wire), utilization=case.rate * float(seconds),
     )  # fmt: skip
 
 
-def _ranks(case: _Case, figures: dict[str, Num]) -> tuple[RankShare, ...]:
+def _ranks(case: Case, figures: dict[str, Num]) -> tuple[RankShare, ...]:
     stock, moved = inventory(case.model), _moved(case)
     result = []
     for (side, rank), device in case.devices.items():
@@ -381,7 +279,7 @@ def _ranks(case: _Case, figures: dict[str, Num]) -> tuple[RankShare, ...]:
     return tuple(result)
 
 
-def _notes(case: _Case, figures: dict[str, Num]) -> tuple[str, ...]:
+def _notes(case: Case, figures: dict[str, Num]) -> tuple[str, ...]:
     notes = []
     moved = _moved(case)
     for side, buffer in (("prefill", case.it.buffer_sender_bytes), ("decode", case.it.buffer_receiver_bytes)):

@@ -49,7 +49,7 @@ class HandoffOptions(Frozen, frozen=True, kw_only=True):
 class Flow(Frozen, frozen=True, kw_only=True):
     """What one prefill rank sends one decode rank of one state, for one request.
 
-    heads: first and last of the state's heads. share: part of the tokens. messages: contiguous pieces sent on their own.
+    heads: first and last of the state's heads. share: part of the tokens. messages: contiguous parts of it.
     """
 
     sender: int

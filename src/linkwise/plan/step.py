@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from linkwise.core.dtypes import BITS, canonical
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, total, value_of, where
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, times, total, value_of, where
 from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model, Moe
 from linkwise.plan.collectives import Wire, default_algorithm, distinct_nodes, wire
@@ -39,12 +39,12 @@ class Batch(NamedTuple):
 
     @property
     def tokens(self) -> Num:
-        return total(p.requests * p.new for p in self.parts)
+        return total(times(p.requests, p.new) for p in self.parts)
 
 
 def decode_batch(requests: Num, context: Num, *, new: Num = 1) -> Batch:
     """Every request draws its next token (`new` of them with speculative decoding)."""
-    return Batch("decode", (Part(requests, new, context),), requests * new)
+    return Batch("decode", (Part(requests, new, context),), times(requests, new))
 
 
 def prefill_batch(tokens: Num, context: Num = 0, *, sampled: Num = 1) -> Batch:
@@ -173,12 +173,12 @@ def stage_ops(
     write = _Writer(model, layout, convention, stage, place, given)
     # Prompt tokens are split over cp; a decode token is on every cp rank, whose KV shards each hold a part of it.
     spread = layout.cp if batch.kind != "decode" else 1
-    tokens = given("tokens", batch.tokens, "tokens", "tokens of the step on one attention replica")
+    tokens = given(f"{batch.kind}.tokens", batch.tokens, "tokens", "tokens of the step on one attention replica")
     if spread > 1:
         tokens = named("tokens_per_cp_rank", ceil_div(tokens, given("cp", spread, "ranks", "layout")), "tokens")
     hidden = given("hidden", model.hidden, "elements", f"{model.name}: hidden size")
     width = given("activation_bytes", BITS[model.dtype] // 8, "B/element", f"activations in {model.dtype}")
-    row = named("row", tokens * hidden * width, "B")
+    row = named(f"{batch.kind}.row", tokens * hidden * width, "B")
     head_ways, head_axis = _axis(layout, convention.head_over)
     if stage.is_first and convention.embed_split == "tp" and convention.embed_reduce:
         ways, axis = _axis(layout, convention.embed_over or convention.head_over)

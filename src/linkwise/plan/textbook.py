@@ -27,7 +27,7 @@ class Worked(NamedTuple):
     """One worked calculation. `str()` prints it.
 
     expect: the textbook's figures. ledger: what the plan's own accounting gives for a real engine, by name.
-    differences: why they differ, line by line. shows: what the decision must put on the table (decisions only).
+    differences: why they differ, line by line. decision, shows: the answer to a question of choice, and what it costs.
     """
 
     id: str
@@ -35,19 +35,24 @@ class Worked(NamedTuple):
     expect: Figures
     ledger: Figures = {}
     differences: tuple[str, ...] = ()
+    decision: str = ""
     shows: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
 
     def chain(self, figure: str) -> Chain:
-        """The chain of one figure of `expect` or `ledger`. Raises InputError for an unknown name."""
-        found = self.expect.get(figure) or self.ledger.get(figure)
+        """The chain of one figure: a name of `expect`, or `ledger.` and a name of `ledger`. InputError if unknown."""
+        known = self.expect | {f"ledger.{name}": found for name, found in self.ledger.items()}
+        found = known.get(figure)
         if found is None:
-            known = ", ".join([*self.expect, *self.ledger])
-            raise InputError(f"no figure {figure!r}"[:100], where=f"seed:{self.id}", expected=f"one of {known}")
+            raise InputError(
+                f"no figure {figure!r}"[:100], where=f"seed:{self.id}", expected=f"one of {', '.join(known)}"
+            )
         return chain_of(found)
 
     def __str__(self) -> str:
         blocks = [f"{self.title}   (seed:{self.id}, convention textbook)"]
+        if self.decision:
+            blocks.append(self.decision)
         blocks.append(str(chain_of(*self.expect.values())))
         if self.shows:
             blocks.append("\n".join(f"{name}: {text}" for name, text in self.shows.items()))
@@ -146,9 +151,9 @@ def step(name: str, number: Num, unit: str = "", note: str = "") -> Quantity:
 
 
 def _all() -> dict[str, tuple[str, Callable[[Inputs], Worked]]]:
-    from linkwise.plan import textbook_memory, textbook_traffic
+    from linkwise.plan import textbook_choice, textbook_memory, textbook_traffic
 
-    return textbook_traffic.CHAINS | textbook_memory.CHAINS
+    return textbook_traffic.CHAINS | textbook_memory.CHAINS | textbook_choice.CHAINS
 
 
 def chains() -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout, groups
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, power, total, where
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, power, times, total, where
 from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.collectives import hops
@@ -93,12 +93,12 @@ def op_seconds(
         kernel = kernel_limits(convention, op.size)
         one, two = (_call_latency(cluster, n, place.tier, op.role, 1, given) for n in (small, f"{small}-two-shot"))
         latency = where(op.S_bytes < kernel.one_shot, one, where(op.S_bytes <= kernel.most, two, latency))
-    moved = maximum(op.wire_sent_bytes, op.wire_recv_bytes)
+    moved = op.wire_sent_bytes  # every algorithm of ours receives as much
     if op.kind == "all_to_all" and place.tier is Tier.CLUSTER and op.size > 1:
         # Only what is bound for other nodes crosses the NICs.
         elsewhere = op.size - place.per_node
         moved = moved * given("remote_share", elsewhere / (op.size - 1), "", f"{elsewhere} of {op.size - 1} peers")
-    return named(f"{op.role}.time", _skewed(latency + moved / bandwidth, op), "s")
+    return named(f"{op.role}.call", _skewed(latency + moved / bandwidth, op), "s")
 
 
 def _call_latency(cluster: Cluster, name: str, tier: Tier, role: str, steps: int, given: Given) -> Num:
@@ -190,7 +190,8 @@ def stage_seconds(
     model = stock.model
     hbm = given("hbm", cluster.accelerator.hbm_Bps * c.hbm_efficiency, "B/s", f"{cluster.accelerator.label}, {c.label}")
     spread = layout.cp if batch.kind != "decode" else 1
-    tokens = ceil_div(batch.tokens, spread)
+    tokens = ceil_div(batch.tokens, spread) if spread > 1 else batch.tokens
+    kind = batch.kind
     parts: dict[str, Num] = {}
     for name, (size, elements) in sorted(stage_work(stock, stage, layout, engine, options).parts.items()):
         rows = batch.sampled if name == "head" else tokens
@@ -199,21 +200,23 @@ def stage_seconds(
         if name == "experts" and model.moe is not None:
             k, experts = model.moe.top_k, model.moe.experts
             # Tokens of the whole stage meet every expert; a rank multiplies k/E of them with each expert it holds.
-            everyone = batch.tokens * layout.dp_attn
-            share = named("experts_touched", 1 - power(1 - k / experts, everyone), note="share of experts read")
-            rows = everyone * given("top_k/experts", k / experts, "", "routing") * options.moe_skew
+            everyone = times(batch.tokens, layout.dp_attn)
+            share = named(f"{kind}.experts_touched", 1 - power(1 - k / experts, everyone), note="share of experts read")
+            rows = times(everyone, given("top_k/experts", k / experts, "", "routing"), options.moe_skew)
         work = [
             2 * rows * given(f"{name}.elements.{dtype}", n, "elements", "ledger")
             / given(f"peak.{dtype}", _peak(cluster, dtype) * c.flops_efficiency, "FLOP/s", cluster.accelerator.label)
             for dtype, n in sorted(elements.items())
         ]  # fmt: skip
-        parts[name] = named(f"{name}.time", maximum(read_seconds(count * share, hbm), total(work)), "s")
+        parts[name] = named(f"{kind}.{name}.time", maximum(read_seconds(times(count, share), hbm), total(work)), "s")
     parts["kv"] = _attention(stock, stage, layout, engine, cluster, batch, options, hbm, given)
     kernels = c.kernel_us_per_layer * US * stage.layers
     if kernels:
         parts["kernels"] = given("kernels", kernels, "s", f"{stage.layers} layers x {c.kernel_us_per_layer:g} us")
-    compute = named("compute", total(parts.values()), "s")
-    comm = named("comm", total(_exposed(stock, stage, layout, engine, cluster, batch, options, places, given)), "s")
+    compute = named(f"{kind}.compute", total(parts.values()), "s")
+    comm = named(
+        f"{kind}.comm", total(_exposed(stock, stage, layout, engine, cluster, batch, options, places, given)), "s"
+    )
     host: Num = 0
     eager = options.eager or not engine.defaults.cuda_graphs
     overhead = c.step_overhead_us * US
@@ -221,8 +224,8 @@ def stage_seconds(
         # The host launches kernels one by one: the device is never faster than that.
         launch = given("launch", c.host_us_per_layer * US * stage.layers, "s", "eager launch of every layer")
         host = maximum(0, launch - compute)
-    host = named("host", host + given("step_overhead", overhead, "s", f"scheduler, {c.label}"), "s")
-    return StageTime(named("stage", compute + comm + host, "s"), compute, comm, host, parts)
+    host = named(f"{kind}.host", host + given("step_overhead", overhead, "s", f"scheduler, {c.label}"), "s")
+    return StageTime(named(f"{kind}.stage", compute + comm + host, "s"), compute, comm, host, parts)
 
 
 def _exposed(
@@ -235,7 +238,7 @@ def _exposed(
     result = []
     for op in stage_ops(stock, stage, layout, engine, batch, options, place=place, given=given):
         one = op_seconds(op, places[op.group], cluster, convention, eager=eager, given=given)
-        result.append(named(f"{op.role}.all", op.repeat * one, "s"))
+        result.append(named(f"{op.role}.all", times(op.repeat, one), "s"))
     return result
 
 
@@ -249,16 +252,20 @@ def _attention(
     read: list[Num] = []
     work: list[Num] = []
     for part in batch.parts:
-        read.append(part.requests * read_bytes(stock, stage, layout, kv_dtype, part.context + part.new))
+        read.append(times(part.requests, read_bytes(stock, stage, layout, kv_dtype, part.context + part.new)))
         # Queries of a prompt see half of it on average; heads are split over tp, queries or keys over cp.
         middle = part.context + (part.new + 1) / 2
         for layer, layers in stock.layer_kinds:
             number = layers_within(layers, stage)
             if number and layer.mixer != "none":
                 each = layer.context_flops(middle) + layer.mixer_flops_per_token
-                work.append(number * part.requests * part.new / (layout.tp * layout.cp) * each)
+                heads = layout.tp * layout.cp
+                one = times(number, part.requests, part.new, each)
+                work.append(one / heads if heads > 1 else one)
     rate = given("peak.attention", peak, "FLOP/s", f"{stock.model.dtype} attention")
-    return named("kv.time", maximum(read_seconds(total(read), hbm), flops_seconds(total(work), rate)), "s")
+    size = named(f"{batch.kind}.kv.bytes", total(read), "B", "cached state the step reads on one rank")
+    flops = named(f"{batch.kind}.attention.flops", total(work), "FLOP", "on one rank")
+    return named(f"{batch.kind}.kv.time", maximum(read_seconds(size, hbm), flops_seconds(flops, rate)), "s")
 
 
 class GroupTime(NamedTuple):
@@ -283,11 +290,11 @@ def group_seconds(
         if key not in done:
             done[key] = stage_seconds(stock, stage, layout, engine, cluster, batch, options, where_to, given=given)
         result.append(done[key])
-    token = named("token", total(s.step for s in result), "s")
+    token = named(f"{batch.kind}.token", total(s.step for s in result), "s")
     interval = result[0].step
     for one in result[1:]:
         interval = maximum(interval, one.step)
-    return GroupTime(token, named("interval", interval, "s"), tuple(result))
+    return GroupTime(token, named(f"{batch.kind}.interval", interval, "s"), tuple(result))
 
 
 def _content(stock: Inventory, stage: Stage) -> tuple[object, ...]:

@@ -171,7 +171,8 @@ class Candidate(Frozen, frozen=True, kw_only=True):
 class Plan(Frozen, frozen=True, kw_only=True):
     """A chosen serving deployment with its inputs, so that it explains itself later.
 
-    calibration: label of the constants the times rest on. figures: every explainable figure by path.
+    calibration: label of the constants the times rest on. figures: every explainable figure by path; textbook: the same
+    traffic figures under the textbook convention. command: how the engine starts one replica.
     """
 
     schema: str = PLAN_SCHEMA
@@ -202,6 +203,7 @@ class Plan(Frozen, frozen=True, kw_only=True):
     decisions: tuple[Decision, ...]
     figures: dict[str, float]
     textbook: dict[str, float] = {}
+    command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -68,12 +68,11 @@ def model_line(model: Model) -> str:
 
 
 def cluster_line(cluster: Cluster) -> str:
-    """8 x H100 SXM, one NVLink island / 2 nodes x 4 H100 SXM, NVLink islands of 4, 4 x 400 Gb/s NICs a node"""
+    """8 x H100 SXM, one NVLink island / 2 nodes of 4 x H100 SXM, NVLink islands of 4, 4 x 400 Gb/s NICs a node"""
     device = cluster.accelerator
     label = device.label.removeprefix("NVIDIA ").removeprefix("AMD ")
-    count = (
-        f"{cluster.size} x {label}" if cluster.nodes == 1 else f"{cluster.nodes} x {cluster.devices_per_node} x {label}"
-    )
+    one_node = f"{cluster.devices_per_node} x {label}"
+    count = one_node if cluster.nodes == 1 else f"{cluster.nodes} nodes of {one_node}"
     parts = [count]
     if cluster.island_size > 1:
         kind = "NVLink" if device.scaleup_kind.startswith("nvlink") else device.scaleup_kind

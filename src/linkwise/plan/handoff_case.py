@@ -1,0 +1,115 @@
+"""One handoff, resolved: layouts, connector, pieces, devices and routes; what its figures follow from."""
+
+from typing import NamedTuple
+
+from linkwise.cluster.links import route
+from linkwise.cluster.types import Cluster, Link
+from linkwise.core.dtypes import canonical
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.engine.base import Engine, Options, Refusal
+from linkwise.engine.connectors import Connector, connector, refuses
+from linkwise.model.types import Model
+from linkwise.plan.handoff_types import HandoffOptions
+from linkwise.plan.inventory import inventory
+from linkwise.plan.reshard import Piece, pieces
+from linkwise.plan.step import kv_dtype_of
+
+MAX_TOKENS = 100_000_000
+
+
+class Case(NamedTuple):
+    """Everything a handoff's figures follow from."""
+
+    model: Model
+    cluster: Cluster
+    engine: Engine
+    name: str
+    it: Connector
+    options: HandoffOptions
+    prompt: int
+    rate: float
+    prefill: Layout
+    decode: Layout
+    kv_dtype: str
+    block: int
+    pieces: list[Piece]
+    devices: dict[tuple[str, int], int]
+    routes: dict[tuple[int, int], tuple[Link, ...]]
+    refused: Refusal | None
+
+    @property
+    def textbook(self) -> bool:
+        return self.engine.convention.name == "textbook"
+
+
+def case_of(
+    model: Model, cluster: Cluster, prompt: int, rate: float, prefill: Layout, decode: Layout, engine: Engine,
+    kv_dtype: str, options: HandoffOptions,
+) -> Case:  # fmt: skip
+    if not 1 <= prompt <= MAX_TOKENS:
+        raise InputError(f"prompt is {prompt} tokens", where="handoff", expected=f"1..{MAX_TOKENS}")
+    if not 0 < rate <= 1e7:
+        raise InputError(f"rate is {rate}/s", where="handoff", expected="above 0, at most 1e7 per second")
+    for side, layout in (("prefill", prefill), ("decode", decode)):
+        if layout.pp > len(model.layers):
+            raise InputError(f"{side} pp {layout.pp} for {len(model.layers)} layers", where="handoff")
+    name, it = connector(engine.name, options.connector)
+    dtype = kv_dtype_of(model, Options(kv_dtype=None if kv_dtype == "auto" else canonical(kv_dtype, where="kv dtype")))
+    stock = inventory(model)
+    found = pieces(
+        stock, prefill, decode, engine,
+        replicated=options.replicated or it.replicated,
+        per_rank=it.per_rank if options.per_rank is None else options.per_rank,
+    )  # fmt: skip
+    block = it.block_tokens or engine.resolve(Options(), model).block_tokens
+    block = 1 if engine.convention.name == "textbook" else block
+    devices = devices_of(cluster, prefill, decode, options)
+    return Case(
+        model, cluster, engine, name, it, options, prompt, rate, prefill, decode, dtype, options.block_tokens or block,
+        found, devices,
+        {(p.sender, p.receiver): route(
+            cluster, devices["prefill", p.sender], devices["decode", p.receiver], relay=it.relay)
+         for p in found},
+        refuses(name, it, model, prefill.tp, decode.tp),
+    )  # fmt: skip
+
+
+def devices_of(
+    cluster: Cluster, prefill: Layout, decode: Layout, options: HandoffOptions
+) -> dict[tuple[str, int], int]:
+    """Prefill ranks from device 0 on; decode ranks from the next free node on, or right behind when none is free."""
+    first = options.decode_device
+    if first is None:
+        node = -(-prefill.size // cluster.devices_per_node) * cluster.devices_per_node
+        first = node if node + decode.size <= cluster.size else prefill.size
+    if first < prefill.size or first + decode.size > cluster.size:
+        raise InputError(
+            f"prefill {prefill} on devices 0..{prefill.size - 1} and decode {decode} from device {first} on",
+            where="handoff",
+            expected=f"both groups on the {cluster.size} devices of {cluster.name}, none shared",
+        )
+    places = {("prefill", r): r for r in range(prefill.size)}
+    return places | {("decode", r): first + r for r in range(decode.size)}
+
+
+# Links that carry packets; inside a machine there are none of the network's headers.
+NETWORK = frozenset({"nic", "fabric"})
+
+
+def link_name(link: Link) -> str:
+    return f"{link.src}->{link.dst}"
+
+
+class Load(NamedTuple):
+    link: Link
+    pieces: list[Piece]
+
+
+def loads_of(case: Case) -> list[Load]:
+    """Every link the handoff uses with the pieces that cross it."""
+    found: dict[str, Load] = {}
+    for piece in case.pieces:
+        for link in case.routes[piece.sender, piece.receiver]:
+            found.setdefault(link_name(link), Load(link, [])).pieces.append(piece)
+    return list(found.values())
