@@ -34,7 +34,9 @@ def _line(one: kv_rows.Outcome) -> str:
         error = f" {one.memory_error:+.1%}" if one.memory_error is not None else ""
         parts.append(f"KV {one.memory_ours:.2f} against {one.memory_logged:.2f} GiB{error}")
     if one.fails or one.refused:
-        parts.append(f"log: {one.fails or 'runs'}; ours: {one.refused or 'fits' if one.refused is not None else 'open'}")
+        parts.append(
+            f"log: {one.fails or 'runs'}; ours: {one.refused or 'fits' if one.refused is not None else 'open'}"
+        )
     if one.note:
         parts.append(f"[{one.note}]")
     return f"{one.label}: " + "; ".join(parts)

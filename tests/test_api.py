@@ -66,17 +66,36 @@ def test_compare_takes_values_and_files(tmp_path: Path) -> None:
     assert found.names == ("a", "b.json")
     assert "weights" in repr(found)
     assert msgspec.json.encode(found)
-    with pytest.raises(linkwise.InputError, match="is a fit"):
+    with pytest.raises(linkwise.InputError, match="is no plan"):
         linkwise.compare(a, linkwise.fit("llama-3.1-8b", on="1xh100-sxm"))
 
 
-def test_handoff() -> None:
+def test_handoff(tmp_path: Path) -> None:
     found = linkwise.handoff(
-        "llama-3.3-70b", on="2x8xh100-sxm", prompt=8192, rate="20/s", prefill_tp=4, decode_tp=2, retry_share=0.5
+        "llama-3.3-70b", on="2x8xh100-sxm", prompt=8192, rate="20/s", prefill_tp=4, decode_tp=4, tpot="40ms"
     )
     assert found.kv_bytes == 2_684_354_560  # 8,192 tokens x 80 layers x 2 x 8 heads x 128 x 2 B
-    with pytest.raises(linkwise.InputError, match="unknown field `retries`"):
-        linkwise.handoff("llama-3.3-70b", on="2x8xh100-sxm", prompt=1, rate=1, prefill_tp=4, decode_tp=2, retries=1)
+    assert found.verdict is not None
+    assert len(found.verdict.terms) == 5
+    change = found.verdict.disaggregated_per_s - found.verdict.mixed_per_s
+    assert sum(term.per_s for term in found.verdict.terms) == pytest.approx(change)
+    assert "verdict" in repr(found)
+    linkwise.save(found, tmp_path / "handoff.json")
+    again = linkwise.load(tmp_path / "handoff.json")
+    assert again == found
+    for path in found.figures:
+        assert linkwise.explain(again, path).chain.result.value == pytest.approx(found.figures[path], rel=1e-12), path
+
+
+def test_a_handoff_whose_decode_group_does_not_fit_has_no_verdict() -> None:
+    found = linkwise.handoff("llama-3.3-70b", on="2x8xh100-sxm", prompt=8192, rate=20, prefill_tp=4, decode_tp=1)
+    assert found.verdict is None
+    assert any(note.startswith("no verdict: tp1 does not fit") for note in found.notes)
+
+
+def test_a_handoffs_degrees_are_given_by_side() -> None:
+    with pytest.raises(linkwise.InputError, match="degrees are given by side"):
+        linkwise.handoff("llama-3.3-70b", on="2x8xh100-sxm", prompt=1, rate=1, prefill_tp=4, decode_tp=2, tp=4)
 
 
 def test_what_is_known() -> None:

@@ -179,7 +179,14 @@ def test_handoff(linkwise: Shell) -> None:
     assert ran.code == 0
     # The brief's kv_transfer: 327,680 B a token, 2,684,354,560 B for 8,192 tokens.
     assert "2.68 GB of KV a request (327,680 B a token)" in ran.out
+    assert "verdict" in ran.out
+    for term in ("interference", "device fit", "transfer", "failure", "capacity"):
+        assert term in ran.out
     assert json.loads(linkwise(line, "--json").out)["kv_bytes"] == 2_684_354_560
+    chain = linkwise("explain handoff:transfer_s")
+    assert chain.code == 0
+    assert chain.out.startswith("transfer_s = ")
+    assert "Near: transfer_s" in linkwise("explain handoff:transfer").err
 
 
 def test_a_worked_calculation(linkwise: Shell) -> None:

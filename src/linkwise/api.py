@@ -8,9 +8,10 @@ Every call takes text (`on="8xh100-sxm"`) or values (a `Model`, a `Cluster`), an
 reads, with a repr a person reads, written to a file by `save` and read by `load`. Bad input raises `InputError`.
 """
 
+import difflib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import msgspec
 
@@ -19,19 +20,20 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes, write_bytes
 from linkwise.core.layout import Layout
-from linkwise.core.schema import FIT_SCHEMA, PLAN_SCHEMA, convert, decode_json, encode_json
-from linkwise.core.units import parse_rate
+from linkwise.core.schema import FIT_SCHEMA, HANDOFF_SCHEMA, PLAN_SCHEMA, decode_json, encode_json
 from linkwise.engine.base import Engine
 from linkwise.model.types import Model
-from linkwise.plan import types
+from linkwise.plan import handoff_types, types
+from linkwise.plan.disaggregate import Disaggregation
+from linkwise.plan.handoff_types import HandoffOptions
 from linkwise.settings import Settings
+from linkwise.workload.types import Targets
 
 if TYPE_CHECKING:
     from linkwise.cluster.types import Accelerator
     from linkwise.engine.registry import Known
     from linkwise.model import catalogue
     from linkwise.plan.explain import Explanation
-    from linkwise.plan.handoff import Handoff
     from linkwise.plan.textbook import Worked
     from linkwise.report.compare import Comparison
 
@@ -55,6 +57,27 @@ class Plan(types.Plan, frozen=True, kw_only=True):
         from linkwise.report.plan import screen
 
         return "\n".join(screen(self))
+
+
+class Handoff(handoff_types.Handoff, frozen=True, kw_only=True):
+    """The answer of `handoff`, with the verdict between these two pools and mixed groups on the same devices.
+
+    mixed: layout of a mixed group, the one `plan` would choose. verdict: None when there is none; `notes` say why.
+    served, cluster, engine_version, factors: the inputs, so that the value explains itself.
+    """
+
+    schema: str = HANDOFF_SCHEMA
+    served: Model
+    cluster: Cluster
+    engine_version: str
+    factors: HandoffOptions
+    mixed: Layout | None = None
+    verdict: Disaggregation | None = None
+
+    def __repr__(self) -> str:
+        from linkwise.report.handoff import screen
+
+        return "\n".join(screen(self, self.mixed, self.verdict))
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -147,8 +170,8 @@ def plan(
     return _answer(msgspec.structs.replace(found, notes=(*found.notes, *today.notes, *ignored)))
 
 
-def explain(source: "str | Path | types.Plan | types.Fit", path: str = "") -> "Explanation | Worked":
-    """The chain behind one figure of a plan or a fit (value or file).
+def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str = "") -> "Explanation | Worked":
+    """The chain behind one figure of a plan, a fit or a handoff (value or file).
 
     "seed:<id>" as source gives a worked calculation of the textbook instead: all of it, or the one figure `path`.
     """
@@ -158,9 +181,42 @@ def explain(source: "str | Path | types.Plan | types.Fit", path: str = "") -> "E
 
         worked = chain(source.removeprefix("seed:"))
         return Explanation(path, worked.chain(path)) if path else worked
+    value = load(source) if isinstance(source, str | Path) else source
+    if isinstance(value, Handoff):
+        return _explain_handoff(value, path)
     from linkwise.plan.explain import explain as chain_behind
 
-    return chain_behind(source if isinstance(source, types.Plan | types.Fit) else load(source), path)
+    return chain_behind(value, path)
+
+
+def _explain_handoff(value: Handoff, path: str) -> "Explanation":
+    """The chain of a handoff's figure, from the inputs it embeds."""
+    from linkwise.core.chain import chain_of
+    from linkwise.core.quantity import Quantity
+    from linkwise.engine.registry import get
+    from linkwise.plan.explain import Explanation
+    from linkwise.plan.handoff import handoff_figures
+
+    if path not in value.figures:
+        near = ", ".join(difflib.get_close_matches(path, value.figures, n=4, cutoff=0.4) or value.figures)
+        raise InputError(
+            f"no figure {path!r}", where="explain", expected="a figure of this handoff", hint=f"Near: {near}"
+        )
+    found = handoff_figures(
+        value.served,
+        value.cluster,
+        prompt_tokens=value.prompt_tokens,
+        rate_per_s=value.rate_per_s,
+        prefill_tp=value.prefill.tp,
+        decode_tp=value.decode.tp,
+        prefill_pp=value.prefill.pp,
+        decode_pp=value.decode.pp,
+        engine=get(value.engine, value.engine_version),
+        kv_dtype=value.kv_dtype,
+        options=value.factors,
+        given=Quantity.given,
+    )
+    return Explanation(path, chain_of(found[path]))
 
 
 def compare(a: "str | Path | types.Plan", b: "str | Path | types.Plan") -> "Comparison":
@@ -175,37 +231,62 @@ def handoff(
     on: str | Path | Cluster,
     *,
     prompt: int,
-    rate: str | float,
     prefill_tp: int,
     decode_tp: int,
     prefill_pp: int = 1,
     decode_pp: int = 1,
     engine: str | Engine = "vllm",
-    kv_dtype: str = "auto",
-    weights: str | None = None,
-    **factors: Any,
-) -> "Handoff":
-    """What handing KV from prefill to decode ranks takes: bytes, route, rate, and what it adds to the first token.
+    factors: HandoffOptions | None = None,
+    **settings: Unpack[Settings],
+) -> Handoff:
+    """What handing KV from prefill to decode ranks takes, and whether separate pools pay on these devices.
 
-    prompt: tokens. rate: "20/s" or requests per second. factors: fields of `plan.handoff.HandoffOptions` (connector,
-    block_tokens, retry_share, ...). Other arguments as in `fit`.
+    prompt: tokens. factors: connector, headers, copies, retries. settings: rate ("20/s", or requests per second), and
+    those of `fit` that change step times, KV or targets (kv_dtype, osl, ttft, tpot, ...); degrees are given by side.
     """
-    from linkwise.plan.handoff import HandoffOptions
+    from linkwise.plan.build import plan as build
+    from linkwise.plan.disaggregate import compare as against
     from linkwise.plan.handoff import handoff as decide
 
-    return decide(
-        _model(model, _settings.check({"weights": weights})),
-        _cluster(on),
+    given = _settings.check({**settings, "isl": prompt})
+    if _settings.degrees(given):
+        raise InputError("degrees are given by side", where="handoff", expected="prefill_tp, decode_tp and their pp")
+    options, workload, by = _settings.options(given), _settings.workload(given), _engine(engine)
+    if workload.rate_per_s is None:
+        raise InputError("no rate", where="handoff", expected="requests per second, such as 20/s")
+    where = _cluster(on)
+    what = _model(model, given)
+    found = decide(
+        what,
+        where,
         prompt_tokens=prompt,
-        rate_per_s=parse_rate(rate) if isinstance(rate, str) else rate,
+        rate_per_s=workload.rate_per_s,
         prefill_tp=prefill_tp,
         decode_tp=decode_tp,
         prefill_pp=prefill_pp,
         decode_pp=decode_pp,
-        engine=_engine(engine),
-        kv_dtype=kv_dtype,
-        options=convert({k: v for k, v in factors.items() if v is not None}, HandoffOptions, where="handoff"),
+        engine=by,
+        kv_dtype=options.kv_dtype or "auto",
+        options=factors or HandoffOptions(),
     )
+    inputs = {"served": what, "cluster": where, "engine_version": by.version, "factors": factors or HandoffOptions()}
+    answer = Handoff(**{f: getattr(found, f) for f in found.__struct_fields__}, **inputs)
+    free = msgspec.structs.replace(workload, rate_per_s=None)
+    best = build(what, where, by, options, free)
+    if not isinstance(best, types.Plan):  # a mixed group that misses the targets is still the one to compare with
+        best = build(what, where, by, options, msgspec.structs.replace(free, targets=Targets()))
+    if not isinstance(best, types.Plan):
+        return _noted(answer, f"no verdict: no mixed group fits: {best.nearest.shortfall.reason}")
+    sides = {"mixed": best.layout, "prefill": found.prefill, "decode": found.decode}
+    try:
+        said = against(what, where, by, workload, options=options, handoff_options=factors, **sides)
+    except InputError as error:
+        return _noted(answer, f"no verdict: {error.message}")
+    return msgspec.structs.replace(answer, mixed=best.layout, verdict=said)
+
+
+def _noted(answer: Handoff, note: str) -> Handoff:
+    return msgspec.structs.replace(answer, notes=(*answer.notes, note))
 
 
 def models() -> "tuple[catalogue.Entry, ...]":
@@ -229,18 +310,20 @@ def engines() -> "tuple[Known, ...]":
     return tuple(known())
 
 
-def load(path: str | Path) -> Plan | Fit:
-    """A plan or a fit read back from its file, validated."""
+def load(path: str | Path) -> Plan | Fit | Handoff:
+    """A plan, a fit or a handoff read back from its file, validated."""
     text, where = read_bytes(path, max_bytes=MAX_PLAN_BYTES), str(path)
     schema = decode_json(text, _Head, where=where).schema
     if schema == PLAN_SCHEMA:
         return decode_json(text, Plan, where=where)
     if schema == FIT_SCHEMA:
         return decode_json(text, Fit, where=where)
+    if schema == HANDOFF_SCHEMA:
+        return decode_json(text, Handoff, where=where)
     raise InputError(
         f"schema {schema!r}",
         where=where,
-        expected=f"a file written by linkwise plan -o ({PLAN_SCHEMA}) or linkwise fit --json ({FIT_SCHEMA})",
+        expected=f"a file written by linkwise plan -o ({PLAN_SCHEMA}), or by fit or handoff with --json",
     )
 
 
@@ -305,7 +388,9 @@ def _answer(found: types.Plan | types.NoPlan) -> "Plan | NoPlan":
 def _plan_of(value: "str | Path | types.Plan") -> types.Plan:
     found = load(value) if isinstance(value, str | Path) else value
     if not isinstance(found, types.Plan):
-        raise InputError("is a fit", where=str(value), expected="a plan, as linkwise plan -o FILE writes it")
+        raise InputError(
+            "is no plan", where=_called(value, "value"), expected="a plan, as linkwise plan -o FILE writes it"
+        )
     return found
 
 

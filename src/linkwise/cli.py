@@ -17,7 +17,7 @@ from linkwise.core.schema import encode_json
 
 YES, NO, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 70, 130
 
-_KEPT = ("fit", "plan")  # results that `explain fit:PATH` finds again
+_KEPT = ("fit", "plan", "handoff")  # results that `explain fit:PATH` finds again
 
 # Typer carries its own copy of click in some versions, so its usage errors are reached through a public subclass.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -145,7 +145,9 @@ def plan(
 
 @_command()
 def explain(
-    source: Annotated[str, typer.Argument(help="plan file; or fit:PATH, plan:PATH (the last result); or seed:ID")],
+    source: Annotated[
+        str, typer.Argument(help="plan file; or fit:PATH, plan:PATH, handoff:PATH (the last result); or seed:ID")
+    ],
     path: Annotated[
         str, typer.Argument(help="the figure, such as decode.all_reduce.sent_bytes; left out: lists them")
     ] = "",
@@ -194,12 +196,11 @@ def compare(
     return YES
 
 
-@_command("kv_dtype", "weights")
+@_command("rate", "osl", "ttft", "tpot", "kv_dtype", "weights", "utilization", "max_batched_tokens", "max_seqs")
 def handoff(
     model: ModelName,
     on: On,
     prompt: Annotated[int, typer.Option(help="prompt tokens of a request")],
-    rate: Annotated[str, typer.Option(help="requests per second, such as 20/s", metavar="RATE")],
     prefill_tp: Annotated[int, typer.Option(help="tensor parallel degree of a prefill group")],
     decode_tp: Annotated[int, typer.Option(help="tensor parallel degree of a decode group")],
     prefill_pp: Annotated[int, typer.Option(help="pipeline stages of a prefill group")] = 1,
@@ -215,29 +216,28 @@ def handoff(
     json: Json = False,
 ) -> int:
     """Prefill and decode on different ranks: what the KV between them takes. Exit code 1: it does not keep up."""
+    from linkwise.plan.handoff_types import HandoffOptions
+
     found = api.handoff(
         model,
         on,
         prompt=prompt,
-        rate=rate,
         prefill_tp=prefill_tp,
         decode_tp=decode_tp,
         prefill_pp=prefill_pp,
         decode_pp=decode_pp,
         engine=engine,
-        kv_dtype=settings["kv_dtype"] or "auto",
-        weights=settings["weights"],
-        connector=connector,
-        decode_device=decode_device,
-        retry_share=retry_share,
+        factors=HandoffOptions(connector=connector, decode_device=decode_device, retry_share=retry_share),
+        **settings,
     )
+    _keep("handoff", found)
     if json:
         _print_json(found)
     else:
         from linkwise.report import handoff as screens
 
         _print(
-            screens.screen(found),
+            screens.screen(found, found.mixed, found.verdict),
             screens.ranks(found) if ranks else (),
             screens.links(found) if links else (),
         )

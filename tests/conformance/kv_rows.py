@@ -55,7 +55,9 @@ _ENGINE = "not an engine of ours: arithmetic only"
 _NO_DEVICE = "device or utilisation not stated: arithmetic only"
 _V0, _V1 = "0.6.4", "0.11.0"
 _LLM_D = "llm-d-incubation/llm-d-planner docs/empirical-vllm-memory-results.md"
-_MARLIN = "the ledger pads MXFP4 experts as the Marlin kernel does; this log's weights are 1.5 GiB smaller (Triton kernel)"
+_MARLIN = (
+    "the ledger pads MXFP4 experts as the Marlin kernel does; this log's weights are 1.5 GiB smaller (Triton kernel)"
+)
 
 SETUPS: dict[str, tuple[Setup, ...]] = {
     "vllm-project/vllm#10517": (
@@ -77,7 +79,7 @@ SETUPS: dict[str, tuple[Setup, ...]] = {
     "vllm-project/vllm PR#2031": (
         Setup("llama-2-7b", "a100-80gb-sxm", version="0.2.4"),
         Setup("llama-2-7b", "a100-80gb-sxm", version="0.2.4"),
-        Setup("llama-2-70b", "a100-80gb-sxm", version="0.2.4", why="before the fix: memory outside torch was not counted"),
+        Setup("llama-2-70b", "a100-80gb-sxm", version="0.2.4", why="before the fix, which counts memory outside torch"),
         Setup(
             "llama-2-70b", "a100-80gb-sxm", version="0.2.4",
             why="the PR then counted 13 GiB of memory outside torch at tp 4 that no later version logs",
@@ -95,7 +97,7 @@ SETUPS: dict[str, tuple[Setup, ...]] = {
     "vllm-project/vllm#28228": (_unknown("hybrid stack of an AWQ checkpoint whose bytes are not known"),),
     "vllm-project/vllm#5248": (Setup("deepseek-coder-6.7b", why=_NO_DEVICE),),
     "vllm-project/vllm#34076": (
-        Setup("qwen3-coder-30b-a3b-fp8", whole=True, why="two different GPUs, stages of 16 and 32 layers: arithmetic only"),
+        Setup("qwen3-coder-30b-a3b-fp8", whole=True, why="two different GPUs, stages of 16 and 32 layers: arithmetic"),
     ),
     "vllm-project/vllm#32105": (_NO_MODEL,),
     "vllm-project/vllm#16118": (_NO_MODEL,),
@@ -122,7 +124,7 @@ SETUPS: dict[str, tuple[Setup, ...]] = {
     "vllm-project/vllm#53961": (_HYBRID,),
     "huggingface/transformers PR#48566": (_unknown("neither device nor memory stated"),) * 2,
     "deepseek-ai/DeepSeek-V3#205": (
-        Setup("deepseek-v3", "rtx-4090", version=_V0, why="its quantisation is not stated: taken as the FP8 checkpoint"),
+        Setup("deepseek-v3", "rtx-4090", version=_V0, why="its quantisation is not stated: taken as the FP8 one"),
     ),
     "deepseek-ai/DeepSeek-V2#83": (_unknown("device, tp and utilisation not stated"),),
     "HabanaAI/vllm-fork#809": (_unknown("another engine on Gaudi, no KV figure"),),
@@ -169,7 +171,7 @@ SETUPS: dict[str, tuple[Setup, ...]] = {
         Setup("qwen3-0.6b", "h100-sxm", version=_V1),
         Setup("qwen3-32b", "h100-sxm", version=_V1),
         Setup("qwen3-32b", "h100-sxm", version=_V1),
-        Setup("mistral-small-3.2-24b", "h100-sxm", version=_V1, why="logs 2.12 GiB where 1,024 sampled rows would take 4.9"),
+        Setup("mistral-small-3.2-24b", "h100-sxm", version=_V1, why="logs 2.12 GiB where sampling 1,024 takes 4.9"),
         Setup("llama-3.3-70b-fp8", "h100-sxm", version=_V1),
         Setup("deepseek-r1", "h100-sxm", version=_V1),
         Setup("qwen3-32b", "h100-sxm", version=_V1),
@@ -259,14 +261,14 @@ def _cluster(row: dict[str, str], setup: Setup, layout: Layout) -> Cluster:
 
 
 def figures(row: dict[str, str], setup: Setup) -> tuple[dict[str, float], Ledger]:
-    """Our figures and ledger for a row; without a stated device, on any that is large enough to tell bytes per token."""
+    """Our figures and ledger for a row; without a stated device, on any large one, for the bytes per token alone."""
     assert setup.model is not None
     layout = Layout() if setup.whole else _layout(row)
     known = setup if setup.device else setup._replace(device="h200-sxm")
     cluster = _cluster(row if setup.device else {**row, "gpu_mem_gib": ""}, known, layout)
     question = (
         load_model(setup.model), cluster, get(setup.engine, setup.version), layout, _options(row, setup),
-        # The engine decides about its longest request alone; the workload must not add a demand of its own.
+        # An engine decides about its longest request alone: the workload must not add a demand of its own.
         Workload(isl_tokens=64, osl_tokens=64),
     )  # fmt: skip
     return ledger_figures(*question), ledger(*question)

@@ -16,9 +16,10 @@ from linkwise.plan.ledger import ledger
 from linkwise.workload.types import Workload
 
 LOAD = Workload(isl_tokens=2048, osl_tokens=256)
+PLAIN = Options()
 
 
-def judge(model, on, *, layout=None, options=Options(), load=LOAD, engine="vllm", version=None):
+def judge(model, on, *, layout=None, options=PLAIN, load=LOAD, engine="vllm", version=None):
     return fit(load_model(model), load_cluster(on), get(engine, version), options, load, layout=layout)
 
 
@@ -37,9 +38,8 @@ def test_11_attention_data_parallel_multiplies_the_latent_cache():
         other.bytes_of(f"weights.{role}") - one.bytes_of(f"weights.{role}")
         for role in ("attn", "embed", "head", "mlp", "moe.shared", "norm")
     )
-    assert one.kv_bytes - other.kv_bytes == replicated + (other.bytes_of("activations") - one.bytes_of("activations")) + (
-        other.bytes_of("logits") - one.bytes_of("logits")
-    )  # fmt: skip
+    working = sum(other.bytes_of(name) - one.bytes_of(name) for name in ("activations", "logits"))
+    assert one.kv_bytes - other.kv_bytes == replicated + working
 
 
 def test_15_the_default_is_refused_for_its_activation_peak_and_a_larger_share_is_accepted():

@@ -2,6 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
+from tests.plan import handmade
 
 from linkwise.cluster.read import load as load_cluster
 from linkwise.core.errors import InputError
@@ -14,12 +15,12 @@ from linkwise.model.read import load as load_model
 from linkwise.plan.fit import fit, preference
 from linkwise.plan.ledger import ledger, ledger_figures
 from linkwise.workload.types import Workload
-from tests.plan import handmade
 
 LOAD = Workload(isl_tokens=2048, osl_tokens=256)
+PLAIN = Options()
 
 
-def of(model, on, options=Options(), load=LOAD, engine="vllm", **rest):
+def of(model, on, options=PLAIN, load=LOAD, engine="vllm", **rest):
     on = load_cluster(on) if isinstance(on, str) else on
     return fit(load_model(model), on, get(engine), options, load, **rest)
 
@@ -49,10 +50,12 @@ def test_the_changes_offered_do_fit():
 
 
 def test_the_smallest_group_that_fits_is_replicated():
-    found = of("llama-3.1-70b", "8xh100-sxm")
-    # 141 GB of bf16: two devices of 78.2 GB leave 7.6 GB each for 1.9 GB of graphs and buffers and 5.4 GB of sampling.
-    smaller = ledger(load_model("llama-3.1-70b"), load_cluster("8xh100-sxm"), get("vllm"), Layout(tp=2), Options(), LOAD)
-    assert smaller.shortfall.resource in {"workspace", "kv"}
+    # 141 GB of bf16 on two devices of 78.2 GB leave room for a few requests; 64 of them need four.
+    load = replace(LOAD, concurrency=64)
+    on = load_cluster("8xh100-sxm")
+    smaller = ledger(load_model("llama-3.1-70b"), on, get("vllm"), Layout(tp=2), Options(), load)
+    assert smaller.shortfall.resource == "kv concurrency"
+    found = of("llama-3.1-70b", on, load=load)
     assert (found.fits, found.layout, found.replicas) == (True, Layout(tp=4), 2)
     assert found.nearest == ()
 
@@ -73,12 +76,12 @@ def _key(on):
 
 
 def test_fixed_degrees_are_kept_and_a_layout_is_judged_alone():
-    found = of("llama-3.1-70b", "8xh100-sxm", fixed={"tp": 2})
-    assert found.layout.tp == 2
-    assert found.fits
-    alone = of("llama-3.1-70b", "8xh100-sxm", layout=Layout(tp=2))
-    assert (alone.layout, alone.fits, alone.tried, alone.replicas) == (Layout(tp=2), False, 1, 4)
-    assert any(change.endswith("fits this cluster") for change in alone.nearest)
+    # 141 GB do not fit one device, so a pipeline takes over.
+    found = of("llama-3.1-70b", "8xh100-sxm", fixed={"tp": 1})
+    assert (found.fits, found.layout) == (True, Layout(pp=2))
+    alone = of("llama-3.1-70b", "8xh100-sxm", layout=Layout())
+    assert (alone.layout, alone.fits, alone.tried, alone.replicas) == (Layout(), False, 1, 8)
+    assert alone.nearest[0] == "tp2 fits this cluster"
 
 
 def test_a_layout_the_engine_refuses_keeps_its_reason():
@@ -109,10 +112,9 @@ def test_concurrency_that_does_not_fit_offers_what_does():
 
 
 def test_splitting_attention_is_tried_where_only_kv_is_short():
-    # One DeepSeek-V3 request of 900,000 tokens needs 63.2 GB of latent: more than tp 8 has, little for shards of it.
-    found = of("deepseek-v3", "8xh200-sxm", Options(max_model_len=900_000))
-    assert found.fits
-    assert found.layout.dcp * found.layout.cp > 1
+    # One DeepSeek-V3 request of 900,000 tokens needs 63.2 GB of latent: tp 8 has 46.7 GB left, two shards hold it.
+    found = of("deepseek-v3", "8xh200-sxm", Options(max_model_len=900_000), fixed={"tp": 8, "pp": 1})
+    assert (found.fits, found.layout) == (True, Layout(tp=8, dcp=2))
 
 
 def test_figures_are_the_ledgers_and_equal_a_second_run():

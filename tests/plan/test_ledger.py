@@ -2,6 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
+from tests.plan import handmade
 
 from linkwise.cluster.read import load as load_cluster
 from linkwise.core.errors import InputError
@@ -12,16 +13,16 @@ from linkwise.model.read import from_config
 from linkwise.model.read import load as load_model
 from linkwise.plan.ledger import ledger, ledger_figures
 from linkwise.workload.types import Workload
-from tests.plan import handmade
 
 GiB = 2**30
 VLLM = get("vllm")
 LOAD = Workload(isl_tokens=2048, osl_tokens=256)
+ONE, PLAIN = Layout(), Options()
 # DeepSeek-V3's cache of a token: 61 layers x (512 + 64) x 2 B.
 LATENT = 61 * 576 * 2
 
 
-def of(model: str, on: str, layout: Layout = Layout(), options: Options = Options(), load: Workload = LOAD, engine=VLLM):
+def of(model: str, on: str, layout: Layout = ONE, options: Options = PLAIN, load: Workload = LOAD, engine=VLLM):
     return ledger(load_model(model), load_cluster(on), engine, layout, options, load)
 
 
@@ -252,7 +253,9 @@ def test_mxfp4_experts_are_padded_by_their_kernel():
     rank = of("gpt-oss-120b", "1xh100-sxm").ranks[0]
     assert rank.bytes_of("weights") == pytest.approx(65.9651 * GiB, rel=0.002)
     parts = {e.name: e.bytes for e in rank.entries}
-    assert parts["weights.moe.padding"] / parts["weights.moe.experts"] == pytest.approx(3072 * 2944 / 2880**2 - 1, rel=1e-6)
+    assert parts["weights.moe.padding"] / parts["weights.moe.experts"] == pytest.approx(
+        3072 * 2944 / 2880**2 - 1, rel=1e-6
+    )
 
 
 def test_full_length_that_does_not_fit_is_a_warning():
@@ -266,7 +269,10 @@ def test_full_length_that_does_not_fit_is_a_warning():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(Options(mtp_tokens=2), "carries no MTP"), (Options(lora_count=1, lora_targets=("moe.shared",)), "match no weight")],
+    [
+        (Options(mtp_tokens=2), "carries no MTP"),
+        (Options(lora_count=1, lora_targets=("moe.shared",)), "match no weight"),
+    ],
 )
 def test_options_that_contradict_the_model_are_refused(options, words):
     with pytest.raises(InputError, match=words):

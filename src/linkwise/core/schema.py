@@ -8,6 +8,7 @@ from linkwise.core.errors import InputError
 
 PLAN_SCHEMA = "linkwise.plan/1"
 FIT_SCHEMA = "linkwise.fit/1"
+HANDOFF_SCHEMA = "linkwise.handoff/1"
 CLUSTER_SCHEMA = "linkwise.cluster/1"
 WORKLOAD_SCHEMA = "linkwise.workload/1"
 

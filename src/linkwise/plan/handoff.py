@@ -232,6 +232,7 @@ def _result(case: Case) -> Handoff:
 
 
 NOT_MODELLED = (
+    "whether both groups hold their weights and KV (linkwise fit answers it for each)",
     "handshake, request and completion messages between the pools",
     "other traffic on the same links (expert exchange across nodes, weight loading)",
     "prefix hits on the decode side, which send less",

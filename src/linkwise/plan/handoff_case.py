@@ -17,6 +17,8 @@ from linkwise.plan.step import kv_dtype_of
 
 MAX_TOKENS = 100_000_000
 
+Devices = dict[tuple[str, int], int]  # (side, rank of its group) -> device
+
 
 class Case(NamedTuple):
     """Everything a handoff's figures follow from."""
@@ -34,7 +36,7 @@ class Case(NamedTuple):
     kv_dtype: str
     block: int
     pieces: list[Piece]
-    devices: dict[tuple[str, int], int]
+    devices: Devices
     routes: dict[tuple[int, int], tuple[Link, ...]]
     refused: Refusal | None
 
@@ -75,9 +77,7 @@ def case_of(
     )  # fmt: skip
 
 
-def devices_of(
-    cluster: Cluster, prefill: Layout, decode: Layout, options: HandoffOptions
-) -> dict[tuple[str, int], int]:
+def devices_of(cluster: Cluster, prefill: Layout, decode: Layout, options: HandoffOptions) -> Devices:
     """Prefill ranks from device 0 on; decode ranks from the next free node on, or right behind when none is free."""
     first = options.decode_device
     if first is None:

@@ -17,10 +17,10 @@ from linkwise.plan.types import Entry, Ledger, RankLedger
 from linkwise.workload.types import Workload
 
 NOT_MODELLED = (
-    "allocator fragmentation and the framework's small persistent buffers",
+    "allocator fragmentation, rotary tables and other small persistent buffers",
     "workspaces of attention and communication kernels beyond the engine's logged runtime memory",
     "activations of a vision encoder and its cache; scan buffers of linear and Mamba layers",
-    "page alignment between the layer kinds of a hybrid stack",
+    "page alignment between the layer kinds of a hybrid stack, which may halve its capacity",
     "redundant experts of a load balancer",
 )
 _HOST = "host memory: tokenizer, scheduler state, pinned buffers"

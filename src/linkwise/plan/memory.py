@@ -194,7 +194,8 @@ def _space(case: Case, fixed: Fixed, work: Peak, given: Given) -> Space:
         # The budget is weights and KV; everything else lives beside it.
         left = named("kv", budget - fixed.resident, "B", "left for KV")
         return Space(budget, left, working + fixed.graphs, spare, 0)
-    left = named("kv", budget - fixed.resident - inside, "B", "left for KV")
+    left = budget - fixed.resident - inside
+    left = named("kv", left, "B", f"left for KV: {value_of(left) / max(1, value_of(budget)):.0%} of the budget")
     return Space(budget, left, 0 if graphs_inside else fixed.graphs, spare, 0)
 
 

@@ -276,7 +276,8 @@ def pipeline_bubble(i: Inputs) -> Worked:
     i.agrees("formula", "(p-1)/(m+p-1)")
     expect: Figures = {}
     for p, m in ((4, 4), (4, 16)):
-        stages, batches = GIVEN("p", p, "stages", "the example"), GIVEN("m", m, "microbatches", "the example: in flight")
+        stages = GIVEN("p", p, "stages", "the example")
+        batches = GIVEN("m", m, "microbatches", "the example: in flight")
         expect[f"p{p}_m{m}"] = step(f"p{p}_m{m}", bubble(stages, batches), "", "idle share of a stage")
     note = "capacity and throughput, never lower latency: a token's time is the sum of the stage times"
     return Worked("", "", expect, notes=(note,))

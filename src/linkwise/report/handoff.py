@@ -2,15 +2,17 @@
 
 from typing import TYPE_CHECKING
 
+from linkwise.core.layout import Layout
 from linkwise.core.units import GB, show_bytes, show_count, show_time
-from linkwise.plan.handoff import Handoff
+from linkwise.plan.disaggregate import Disaggregation
+from linkwise.plan.handoff_types import Handoff
 from linkwise.report.text import remarks, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def screen(found: Handoff) -> list[str]:
+def screen(found: Handoff, mixed: Layout | None = None, verdict: Disaggregation | None = None) -> list[str]:
     """The answer in a few lines; every rank, flow and link is behind --ranks and --links."""
     each = f" ({show_count(found.bytes_per_token)} B a token)" if found.bytes_per_token else ", a hybrid stack"
     twice = found.crossing_bytes - found.kv_bytes
@@ -34,7 +36,30 @@ def screen(found: Handoff) -> list[str]:
         lines.append(f"keeps up   mean wait {show_time(found.wait_s)}{waiting}")
     else:
         lines.append("           does not keep up: requests queue without end")
-    return [*lines, *remarks(found.notes), "not modelled: " + "; ".join(found.not_modelled)]
+    if verdict is not None:
+        lines += _verdict(found, mixed, verdict)
+    notes = (*found.notes, *(verdict.notes if verdict else ()))
+    more = "more       --ranks  --links  --json   any figure: linkwise explain handoff:transfer_s"
+    return [*lines, *remarks(notes), "not modelled: " + "; ".join(found.not_modelled), more]
+
+
+def _verdict(found: Handoff, mixed: Layout | None, verdict: Disaggregation) -> list[str]:
+    """Mixed or separate pools on the same devices: the five terms that lead from one to the other."""
+    pools = f"{verdict.prefill_groups} x prefill {found.prefill} + {verdict.decode_groups} x decode {found.decode}"
+    lines = [
+        f"verdict    {verdict.verdict}: {verdict.disaggregated_per_s:.3g} requests/s inside the targets with {pools},"
+        f" {verdict.mixed_per_s:.3g} with mixed groups of {mixed}"
+    ]
+    lines += [f"           {term.per_s:+8.2f}/s  {term.name:<14} {term.why}" for term in verdict.terms]
+    if verdict.starving:
+        lines.append(
+            f"           the {verdict.starving} pool idles {verdict.idle:.0%}; both are busy at {verdict.ratio:.2f} : 1"
+        )
+    return [
+        *lines,
+        f"           break-even: {verdict.break_even}",
+        f"           settle it by measuring {verdict.measure}",
+    ]
 
 
 def ranks(found: Handoff) -> "list[str | Table]":

@@ -1,5 +1,6 @@
 """The screens of `plan`: what was chosen and why, where each rank goes, what a step moves and takes, what was not."""
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +39,7 @@ def screen(plan: Plan) -> list[str]:
         *_runner_up(plan),
         *_reasons(plan.rejected, plan.considered),
         *_decisions(plan),
+        *([f"run        {shlex.join(plan.command)}"] if plan.command else []),
         *remarks(plan.notes, plan.ledger.warnings),
         "more       --ranks  --links  --rejected  --json  -o plan.json, then linkwise explain plan.json FIGURE",
     ]

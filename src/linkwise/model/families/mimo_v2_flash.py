@@ -46,6 +46,7 @@ def read(fields: Fields) -> Draft:
                 inner=expert_inner,
                 experts=experts,
                 correction="gate.e_score_correction_bias",
+                router_dtype="float32",  # as the released checkpoint stores it
             )
         else:
             common.mlp(site.at("mlp"), hidden=hidden, inner=inner)
