@@ -11,7 +11,7 @@ reads, with a repr a person reads, written to a file by `save` and read by `load
 import difflib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -269,7 +269,8 @@ def handoff(
         kv_dtype=options.kv_dtype or "auto",
         options=factors or HandoffOptions(),
     )
-    inputs = {"served": what, "cluster": where, "engine_version": by.version, "factors": factors or HandoffOptions()}
+    inputs: dict[str, Any] = {"served": what, "cluster": where, "engine_version": by.version}
+    inputs["factors"] = factors or HandoffOptions()
     answer = Handoff(**{f: getattr(found, f) for f in found.__struct_fields__}, **inputs)
     free = msgspec.structs.replace(workload, rate_per_s=None)
     best = build(what, where, by, options, free)
