@@ -41,7 +41,7 @@ $(VENV)/.oracle: $(VENV)/.dev
 
 demo: $(VENV)/.base
 	@say() { printf '\n$$ linkwise %s\n' "$$*"; $(BIN)/linkwise "$$@"; }; \
-	keep=$$(mktemp -d); trap 'rm -rf "$$keep"' EXIT; cd "$$keep"; \
+	keep=$$(mktemp -d); trap 'rm -rf "$$keep"' EXIT; cd "$$keep"; export XDG_CACHE_HOME="$$keep"; \
 	say plan llama-3.3-70b --on 2x4xh100-sxm --isl 4000 --osl 500 --rate 3/s --ttft 1s --tpot 40ms -o plan.json; \
 	say fit deepseek-v3 --on 8xh200-sxm; \
 	say explain plan.json decode.all_reduce.sent_bytes

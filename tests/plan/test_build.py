@@ -40,12 +40,19 @@ def test_the_smallest_group_that_meets_the_targets_is_replicated_for_the_rate():
 
 def test_two_tp4_rather_than_tp8_over_two_four_gpu_nodes():
     # the brief's question: fast peer links inside a node, slower between
-    made = make("llama-3.3-70b", "2x4xh100-sxm", isl_tokens=4000, osl_tokens=500, rate_per_s=3.0, tpot_s=0.04, ttft_s=1.0)
+    made = make(
+        "llama-3.3-70b", "2x4xh100-sxm", isl_tokens=4000, osl_tokens=500, rate_per_s=3.0, tpot_s=0.04, ttft_s=1.0
+    )
     assert isinstance(made, Plan)
     assert (made.layout, made.replicas) == (Layout(tp=4), 2)
     assert made.rank_grid == ((0, 1, 2, 3), (4, 5, 6, 7))
     shown = " ".join(b for d in made.decisions for b in d.because)
-    for cost in ("full sharded copy of the weights", "separate KV", "inside the island tier", "only requests are routed"):
+    for cost in (
+        "full sharded copy of the weights",
+        "separate KV",
+        "inside the island tier",
+        "only requests are routed",
+    ):
         assert cost in shown
 
 
@@ -105,7 +112,9 @@ def test_an_unknown_figure_is_refused_with_near_ones():
 
 
 def test_no_plan_names_the_resource_the_shortage_and_changes_that_were_searched():
-    made = make("llama-3.3-70b", "2x4xh100-sxm", isl_tokens=4000, osl_tokens=500, rate_per_s=6.0, tpot_s=0.04, ttft_s=1.0)
+    made = make(
+        "llama-3.3-70b", "2x4xh100-sxm", isl_tokens=4000, osl_tokens=500, rate_per_s=6.0, tpot_s=0.04, ttft_s=1.0
+    )
     assert isinstance(made, NoPlan)
     assert made.nearest.shortfall.resource == "rate"
     assert made.nearest.shortfall.need == 6.0

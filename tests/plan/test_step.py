@@ -151,8 +151,6 @@ def test_ring_prefill_passes_every_kv_shard_round():
 def test_recorded_equals_float(layout, requests, context, engine):
     batch = Batch("decode", (Part(requests, 1, context),), requests)
     bare = ops_of(tiny_mla(), layout, batch, engine)
-    kept = step_ops(
-        tiny_mla(), layout, registry.get(engine), batch, Options(), place=Place(), given=Quantity.given
-    )
+    kept = step_ops(tiny_mla(), layout, registry.get(engine), batch, Options(), place=Place(), given=Quantity.given)
     assert [value_of(o.S_bytes) for o in kept] == [o.S_bytes for o in bare]
     assert [value_of(o.wire_sent_bytes) for o in kept] == [o.wire_sent_bytes for o in bare]

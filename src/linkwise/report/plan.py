@@ -63,7 +63,8 @@ def ranks(plan: Plan) -> "list[str | Table]":
     """Memory by rank class, and where every rank of every replica goes."""
     from linkwise.core.layout import coordinates
 
-    axes = [a for a in ("pp", "cp", "dp_attn", "tp", "dcp", "ep", "moe_tp") if _degree(plan, a) > 1]
+    known = ("pp", "cp", "dp_attn", "tp", "dcp", *(("ep", "moe_tp") if plan.model.moe else ()))
+    axes = [a for a in known if _degree(plan, a) > 1]
     rows: list[list[Any]] = []
     for replica, devices in enumerate(plan.rank_grid):
         for rank, device in enumerate(devices):
