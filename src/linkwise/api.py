@@ -166,8 +166,22 @@ def plan(
         fixed=_fixed(own or _degrees_of(today.layout), what, where),
         replicas=None if own else today.replicas,
     )
+    freely = () if own else _freely(found, build(what, where, get(today.engine, version), found.options, workload))
     ignored = (f"flags that change neither layout nor memory: {' '.join(today.ignored)}",) if today.ignored else ()
-    return _answer(msgspec.structs.replace(found, notes=(*found.notes, *today.notes, *ignored)))
+    return _answer(msgspec.structs.replace(found, notes=(*found.notes, *today.notes, *ignored, *freely)))
+
+
+def _freely(today: "types.Plan | types.NoPlan", free: "types.Plan | types.NoPlan") -> tuple[str, ...]:
+    """What the planner would choose in place of a command's layout, beside what that delivers."""
+    if isinstance(free, types.NoPlan):
+        return ()
+    best = f"{free.replicas} x ({free.layout}): {free.chosen.max_rate_per_s * free.replicas:.2f} requests/s at most"
+    if isinstance(today, types.NoPlan):
+        return (f"a free choice for the same devices: {best}",)
+    if (free.layout, free.replicas) == (today.layout, today.replicas):
+        return ("a free choice for the same devices is this same layout",)
+    now = f"{today.replicas} x ({today.layout}): {today.chosen.max_rate_per_s * today.replicas:.2f}"
+    return (f"a free choice for the same devices would be {best}, against {now} as the command has it",)
 
 
 def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str = "") -> "Explanation | Worked":

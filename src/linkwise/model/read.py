@@ -28,11 +28,13 @@ def load(name_or_path: str, *, weight_dtype: str | None = None) -> Model:
     if not name or len(name) > 4096 or "\0" in name:
         raise InputError(f"{name[:80]!r} is no name or path", where="model", expected="a folder, a name or a hub id")
     if os.path.lexists(name):
-        return _from_path(Path(name), weight_dtype)
+        found = _from_path(Path(name), weight_dtype)
+        return msgspec.structs.replace(found, served_as=name if os.path.isdir(name) else os.path.dirname(name) or ".")
     entry = catalogue.find(name)
     if entry:
         source = f"catalogue {entry.name} ({entry.source})"
-        return from_config(entry.config, name=name, source=source, weight_dtype=weight_dtype)
+        found = from_config(entry.config, name=name, source=source, weight_dtype=weight_dtype)
+        return msgspec.structs.replace(found, served_as=entry.hub)
     if name.endswith((".json", os.sep)) or name.startswith((".", "~", os.sep)):
         raise InputError("no such file or folder", where=name)
     if not hub.is_id(name):
@@ -43,7 +45,8 @@ def load(name_or_path: str, *, weight_dtype: str | None = None) -> Model:
         config, quantization = hub.fetch(name)
     except InputError as error:
         raise catalogue.unknown(name, error.message) from None
-    return from_config(config, quantization, name=name, source=f"hub {name}", weight_dtype=weight_dtype)
+    found = from_config(config, quantization, name=name, source=f"hub {name}", weight_dtype=weight_dtype)
+    return msgspec.structs.replace(found, served_as=name)
 
 
 def _from_path(path: Path, weight_dtype: str | None) -> Model:

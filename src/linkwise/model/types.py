@@ -148,6 +148,7 @@ class Model(Frozen, frozen=True, kw_only=True):
     """A served model, resolved from a config, safetensors headers or the catalogue.
 
     name: what the user called it. family: the config's model_type. source: where it was read (path, hub id, catalogue).
+    served_as: what an engine is told to serve: a hub id or a folder; "" when there is neither.
     dtype: dtype of activations. kv_dtype: "auto" or the dtype the checkpoint was calibrated to keep KV in.
     heads, kv_heads: attention heads (the largest over layers where they differ); 0 without attention.
     mtp_layers: multi-token-prediction layers the checkpoint carries (their tensors have roles mtp.*).
@@ -174,6 +175,7 @@ class Model(Frozen, frozen=True, kw_only=True):
     mla_latent: int = 0
     quantization: str = "none"
     exact_bytes: bool = False
+    served_as: str = ""
     notes: tuple[str, ...] = ()
 
     @property

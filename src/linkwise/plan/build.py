@@ -68,7 +68,7 @@ def plan(
         considered=found.considered,
         decisions=decisions(model, cluster, engine, options, workload, chosen, found.candidates, found.rejected),
         figures={path: _number(value) for path, value in figures(about).items()},
-        command=tuple(engine.command(model.name, chosen.layout, options)),
+        command=tuple(engine.command(model.served_as or model.name, chosen.layout, options)),
         textbook=textbook_figures(about, registry.get("textbook")),
         notes=_notes(model, cluster, engine, memory.warnings),
     )
