@@ -62,11 +62,14 @@ def _model(path: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        (["--tp", "4", "--pp", "4"], "layout: pp 4 x tp 4 = 16; expected degrees of a group that packs into 8 devices"),
-        (["--tp", "3"], "layout: tp 3 = 3; expected degrees of a group that packs into 8 devices"),
+        (
+            ["--tp", "4", "--pp", "4"],
+            "layout: pp 4 x tp 4 = 16 ranks do not pack into a node of 8 devices; expected 1, 2, 4, 8",
+        ),
+        (["--tp", "3"], "layout: tp 3 does not pack into a node of 8 devices; expected 1, 2, 4, 8"),
         (["--tp", "0"], "layout: tp is 0; expected 1..65536"),
         (["--pp", "-2"], "layout: pp is -2; expected 1..65536"),
-        (["--tp", "4", "--dcp", "3"], "layout: tp 4 = 4, dcp 3; expected"),
+        (["--tp", "4", "--dcp", "3"], "layout: no layout has tp 4, dcp 3; expected dcp that divides tp"),
     ],
 )
 def test_wrong_degree_products(refused: Run, command: str, degrees: list[str], message: str) -> None:
@@ -99,7 +102,7 @@ def test_wrong_degree_products(refused: Run, command: str, degrees: list[str], m
         ("--tpot", "fast", "'fast'", "such as 40ms or 1s"),
         ("--kv-dtype", "fp7", "unknown dtype 'fp7'", "one of"),
         ("--weights", "fp7", "fp7", "one of"),
-        ("--exchange", "shout", "'shout'", "one of all_to_all, all_gather"),
+        ("--exchange", "shout", "'shout'", "one of all_to_all, all_to_all_node, all_gather"),
         ("--tp", "two", "'--tp'", "integer"),
         ("--engine", "vlm", "vlm", "vllm"),
         ("--engine", "vllm@newest", "newest", ""),

@@ -176,7 +176,12 @@ def test_a_plan_from_the_command_that_runs_today(linkwise: Shell) -> None:
 def test_handoff(linkwise: Shell) -> None:
     line = "handoff llama-3.3-70b --prompt 8192 --rate 20/s --prefill-tp 4 --decode-tp 2 --on 2x8xh100-sxm"
     ran = linkwise(line, "--ranks", "--links")
-    assert ran.code == 0
+    # The route keeps up, but 16 devices hold at most 3 prefill groups beside a decode group, of 1.66 prompts/s each.
+    assert ran.code == 1
+    assert "route      keeps up" in ran.out
+    assert "pools      do not serve the rate" in ran.out
+    assert "the prefill pool is short by 11 groups (3 of 14" in " ".join(ran.out.split())
+    assert linkwise(line.replace("20/s", "0.5/s")).code == 0
     # The brief's kv_transfer: 327,680 B a token, 2,684,354,560 B for 8,192 tokens.
     assert "2.68 GB of KV a request (327,680 B a token)" in ran.out
     assert "verdict" in ran.out
@@ -186,6 +191,9 @@ def test_handoff(linkwise: Shell) -> None:
     chain = linkwise("explain handoff:transfer_s")
     assert chain.code == 0
     assert chain.out.startswith("transfer_s = ")
+    term = linkwise("explain handoff:verdict.capacity")
+    assert term.code == 0
+    assert term.out.startswith("verdict.capacity = ")
     assert "Near: transfer_s" in linkwise("explain handoff:transfer").err
 
 

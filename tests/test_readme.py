@@ -1,4 +1,4 @@
-"""What README shows is what the commands print. `python tests/test_readme.py` writes what they print now."""
+"""What README and docs show is what the commands print. `python tests/test_readme.py` writes what they print now."""
 
 import contextlib
 import io
@@ -11,21 +11,27 @@ import pytest
 
 from linkwise.cli import main
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 # A fenced block that begins with a prompt: the command line and its output.
 SESSION = re.compile(r"^```\n\$ linkwise ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_the_readme_shows_real_output(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_shows_real_output(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    for line, output in SESSION.findall(page.read_text(encoding="utf-8")):
+        assert main(line.split()) in {0, 1}
+        assert capsys.readouterr().out == output, f"{page.name} is stale, run python tests/test_readme.py: {line}"
+
+
+def test_the_readme_shows_a_plan_and_its_chain() -> None:
     shown = SESSION.findall(README.read_text(encoding="utf-8"))
     assert [line.split()[0] for line, _ in shown] == ["plan", "explain"]
-    for line, output in shown:
-        assert main(line.split()) == 0
-        assert capsys.readouterr().out == output, f"README is stale, run python tests/test_readme.py: linkwise {line}"
 
 
 def _printed(match: re.Match[str]) -> str:
@@ -37,4 +43,5 @@ def _printed(match: re.Match[str]) -> str:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         os.environ["XDG_CACHE_HOME"] = folder
-        README.write_text(SESSION.sub(_printed, README.read_text(encoding="utf-8")), encoding="utf-8")
+        for page in PAGES:
+            page.write_text(SESSION.sub(_printed, page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -37,6 +37,7 @@ def test_settings_reach_their_fields() -> None:
             "ttft": "1s",
             "tpot": 0.04,
             "prefix_hit": 0.5,
+            "mtp_acceptance": 0.5,
         }
     )
     assert settings.degrees(given) == {"tp": 4, "pp": 2, "sequence_sharded": 1}

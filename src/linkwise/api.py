@@ -46,23 +46,31 @@ class Fit(types.Fit, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         from linkwise.report.fit import screen
+        from linkwise.report.text import wrapped
 
-        return "\n".join(screen(self))
+        return wrapped(screen(self))
 
 
 class Plan(types.Plan, frozen=True, kw_only=True):
     """The answer of `plan`: plan/types.py says what it holds. Its repr is the command's first screen."""
 
+    @property
+    def feasible(self) -> bool:
+        """True: this is a plan. `NoPlan` says False; neither value is false by itself."""
+        return True
+
     def __repr__(self) -> str:
         from linkwise.report.plan import screen
+        from linkwise.report.text import wrapped
 
-        return "\n".join(screen(self))
+        return wrapped(screen(self))
 
 
 class Handoff(handoff_types.Handoff, frozen=True, kw_only=True):
     """The answer of `handoff`, with the verdict between these two pools and mixed groups on the same devices.
 
-    mixed: layout of a mixed group, the one `plan` would choose. verdict: None when there is none; `notes` say why.
+    mixed: layout of a mixed group, the one that serves most inside the targets. verdict: None when there is none;
+    `notes` say why. unserved: why pools on these devices cannot serve the rate; "" when they can or it is not known.
     served, cluster, engine_version, factors: the inputs, so that the value explains itself.
     """
 
@@ -73,11 +81,18 @@ class Handoff(handoff_types.Handoff, frozen=True, kw_only=True):
     factors: HandoffOptions
     mixed: Layout | None = None
     verdict: Disaggregation | None = None
+    unserved: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """The whole answer: the connector does it, the route keeps up, and the pools serve the rate."""
+        return self.keeps_up and self.refused is None and not self.unserved
 
     def __repr__(self) -> str:
         from linkwise.report.handoff import screen
+        from linkwise.report.text import wrapped
 
-        return "\n".join(screen(self, self.mixed, self.verdict))
+        return wrapped(screen(self, self.mixed, self.verdict, self.unserved))
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -89,10 +104,16 @@ class _Head(msgspec.Struct, frozen=True):
 class NoPlan(types.NoPlan, frozen=True, kw_only=True):
     """What `plan` answers when no layout is feasible. Its repr is the command's first screen."""
 
+    @property
+    def feasible(self) -> bool:
+        """False: no layout is feasible."""
+        return False
+
     def __repr__(self) -> str:
         from linkwise.report.plan import no_plan
+        from linkwise.report.text import wrapped
 
-        return "\n".join(no_plan(self))
+        return wrapped(no_plan(self))
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -216,6 +237,11 @@ def _explain_handoff(value: Handoff, path: str) -> "Explanation":
         raise InputError(
             f"no figure {path!r}", where="explain", expected="a figure of this handoff", hint=f"Near: {near}"
         )
+    if path.startswith("verdict.") and value.verdict is not None:
+        from linkwise.plan.disaggregate import verdict_figures
+
+        name = path.removeprefix("verdict.").replace("_", " ")
+        return Explanation(path, chain_of(verdict_figures(value.verdict.question, given=Quantity.given)[name]))
     found = handoff_figures(
         value.served,
         value.cluster,
@@ -258,9 +284,10 @@ def handoff(
     prompt: tokens. factors: connector, headers, copies, retries. settings: rate ("20/s", or requests per second), and
     those of `fit` that change step times, KV or targets (kv_dtype, osl, ttft, tpot, ...); degrees are given by side.
     """
-    from linkwise.plan.build import plan as build
     from linkwise.plan.disaggregate import compare as against
+    from linkwise.plan.disaggregate import verdict_figures
     from linkwise.plan.handoff import handoff as decide
+    from linkwise.plan.search import search
 
     given = _settings.check({**settings, "isl": prompt})
     if _settings.degrees(given):
@@ -286,18 +313,34 @@ def handoff(
     inputs: dict[str, Any] = {"served": what, "cluster": where, "engine_version": by.version}
     inputs["factors"] = factors or HandoffOptions()
     answer = Handoff(**{f: getattr(found, f) for f in found.__struct_fields__}, **inputs)
-    free = msgspec.structs.replace(workload, rate_per_s=None)
-    best = build(what, where, by, options, free)
-    if not isinstance(best, types.Plan):  # a mixed group that misses the targets is still the one to compare with
-        best = build(what, where, by, options, msgspec.structs.replace(free, targets=Targets()))
-    if not isinstance(best, types.Plan):
-        return _noted(answer, f"no verdict: no mixed group fits: {best.nearest.shortfall.reason}")
-    sides = {"mixed": best.layout, "prefill": found.prefill, "decode": found.decode}
+    free = msgspec.structs.replace(workload, rate_per_s=None, targets=Targets())
+    seen = search(what, where, by, options, free)
+    layouts = {str(c.layout): c.layout for c in seen.candidates}
+    # A mixed group that splits context holds no more requests for it, only longer ones: tried where nothing else fits.
+    mixed = tuple(x for x in layouts.values() if x.cp == x.dcp == 1) or tuple(layouts.values())
+    if not mixed:
+        return _noted(answer, "no verdict: no mixed group fits")
     try:
-        said = against(what, where, by, workload, options=options, handoff_options=factors, **sides)
+        said = against(
+            what,
+            where,
+            by,
+            workload,
+            mixed=mixed,
+            prefill=found.prefill,
+            decode=found.decode,
+            options=options,
+            handoff_options=factors,
+        )
     except InputError as error:
-        return _noted(answer, f"no verdict: {error.message}")
-    return msgspec.structs.replace(answer, mixed=best.layout, verdict=said)
+        return _noted(msgspec.structs.replace(answer, unserved=error.message), f"no verdict: {error.message}")
+    figures = answer.figures | {
+        f"verdict.{name.replace(' ', '_')}": float(value) for name, value in verdict_figures(said.question).items()
+    }
+    short = said.supply.reason if said.supply and not said.supply.serves else ""
+    return msgspec.structs.replace(
+        answer, mixed=layouts[said.question.mixed.label], verdict=said, unserved=short, figures=figures
+    )
 
 
 def _noted(answer: Handoff, note: str) -> Handoff:
@@ -380,20 +423,37 @@ def _degrees_of(layout: Layout) -> dict[str, int]:
 
 
 def _fixed(degrees: dict[str, int], model: Model, cluster: Cluster) -> dict[str, int]:
-    """Degrees some layout on the cluster can have; the refusal prints the product."""
+    """Degrees some layout on the cluster can have. Raises InputError that says which of them cannot be."""
     from linkwise.plan.search import layouts
 
-    outer = [(n, degrees[n]) for n in ("pp", "cp", "dp_attn", "tp") if n in degrees]
-    if degrees and next(layouts(model, cluster, degrees), None) is None:
-        product = f"{' x '.join(f'{n} {d}' for n, d in outer)} = {math.prod(d for _, d in outer)}"
-        inner = ", ".join(f"{n} {d}" for n, d in degrees.items() if n in {"dcp", "ep"})
-        raise InputError(
-            ", ".join(part for part in (product if outer else "", inner) if part),
-            where="layout",
-            expected=f"degrees of a group that packs into {cluster.size} devices ({cluster.name})"
-            f" and {len(model.layers)} layers",
-        )
-    return degrees
+    if not degrees or next(layouts(model, cluster, degrees), None) is not None:
+        return degrees
+    given, expected = _impossible(degrees, model, cluster)
+    raise InputError(given, where="layout", expected=expected)
+
+
+def _impossible(degrees: dict[str, int], model: Model, cluster: Cluster) -> tuple[str, str]:
+    """What is wrong with degrees that no layout has, and what would be right."""
+    from linkwise.plan.search import group_sizes
+
+    outer = {n: degrees[n] for n in ("pp", "cp", "dp_attn", "tp") if n in degrees}
+    product, layers, sizes = math.prod(outer.values()), len(model.layers), group_sizes(cluster)
+    if outer.get("pp", 1) > layers:
+        return f"pp {outer['pp']} is more than the model's {layers} layers", f"pp 1..{layers}"
+    if not any(size % product == 0 for size in sizes):
+        words = " x ".join(f"{n} {d}" for n, d in outer.items() if d > 1)
+        what = words if words.count(" ") == 1 else f"{words} = {product} ranks"
+        inside = ", ".join(str(s) for s in sizes if s <= cluster.devices_per_node)
+        many = f"{cluster.nodes} nodes" if cluster.nodes > 1 else "a node"
+        verb = "does" if what == words else "do"
+        whole = " or whole nodes" if cluster.nodes > 1 else ""
+        return f"{what} {verb} not pack into {many} of {cluster.devices_per_node} devices", inside + whole
+    if degrees.get("ep", 1) > 1 and model.moe is None:
+        return f"ep {degrees['ep']}, but the model has no experts", "ep 1"
+    inner = {"dcp": "tp", "ep": "cp x dp_attn x tp, the ranks of a stage"}
+    named = [n for n in inner if degrees.get(n, 1) > 1]
+    given = ", ".join(f"{n} {d}" for n, d in degrees.items() if n in outer or n in named)
+    return f"no layout has {given}", " and ".join(f"{n} that divides {inner[n]}" for n in named)
 
 
 def _answer(found: types.Plan | types.NoPlan) -> "Plan | NoPlan":

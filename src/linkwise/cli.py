@@ -37,6 +37,7 @@ Json = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error", rich_help_panel="Output")]
 Ranks = Annotated[bool, typer.Option("--ranks", help="every state of every rank class", rich_help_panel="Output")]
 Links = Annotated[bool, typer.Option("--links", help="bytes per step by tier and by op", rich_help_panel="Output")]
+Why = Annotated[bool, typer.Option("--why", help="every reason of every decision", rich_help_panel="Output")]
 Rejected = Annotated[bool, typer.Option("--rejected", help="every rejected layout", rich_help_panel="Output")]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="write the plan to a file", rich_help_panel="Output")
@@ -114,6 +115,7 @@ def plan(
     *,
     settings: Any,
     output: Output = None,
+    why: Why = False,
     ranks: Ranks = False,
     links: Links = False,
     rejected: Rejected = False,
@@ -136,6 +138,7 @@ def plan(
     else:
         _print(
             screens.screen(found),
+            screens.why(found) if why else (),
             screens.ranks(found) if ranks else (),
             screens.links(found) if links else (),
             screens.rejected(found) if rejected else (),
@@ -215,7 +218,7 @@ def handoff(
     links: Links = False,
     json: Json = False,
 ) -> int:
-    """Prefill and decode on different ranks: what the KV between them takes. Exit code 1: it does not keep up."""
+    """Prefill and decode on different ranks: what the KV between takes. Exit code 1: it does not serve the rate."""
     from linkwise.plan.handoff_types import HandoffOptions
 
     found = api.handoff(
@@ -237,11 +240,11 @@ def handoff(
         from linkwise.report import handoff as screens
 
         _print(
-            screens.screen(found, found.mixed, found.verdict),
+            screens.screen(found, found.mixed, found.verdict, found.unserved),
             screens.ranks(found) if ranks else (),
             screens.links(found) if links else (),
         )
-    return YES if found.keeps_up and found.refused is None else NO
+    return YES if found.holds else NO
 
 
 @_command()

@@ -44,12 +44,13 @@ class Settings(TypedDict, total=False):
     max_model_len: Annotated[int, Word(_MEMORY, "longest request, tokens")]
     block: Annotated[int, Word(_MEMORY, "tokens of a KV block")]
     mtp: Annotated[int, Word(_MEMORY, "speculative tokens a step, drawn by MTP layers")]
+    mtp_acceptance: Annotated[float, Word(_MEMORY, "chance that a drawn token is kept", "SHARE")]
     lora: Annotated[str, Word(_MEMORY, "adapters resident at once and their rank, such as 8:16", "N:RANK")]
     prefix_cache_tokens: Annotated[int, Word(_MEMORY, "KV tokens kept for shared prefixes")]
     eager: Annotated[bool, Word(_MEMORY, "no CUDA graphs")]
 
     skew: Annotated[float, Word(_MOE, "load of the busiest expert rank over the mean, 1 = uniform", "FACTOR")]
-    exchange: Annotated[str, Word(_MOE, "how tokens reach experts: all_to_all or all_gather", "KIND")]
+    exchange: Annotated[str, Word(_MOE, "how tokens reach experts: all_to_all, all_to_all_node or all_gather", "KIND")]
 
     workload: Annotated[str, Word(_LOAD, "workload file (YAML); the settings below win over it", "FILE")]
     isl: Annotated[int, Word(_LOAD, "mean input length, tokens")]
@@ -67,12 +68,13 @@ _OPTION_NAMES = {
     "utilization": "memory_utilization",
     "block": "block_tokens",
     "mtp": "mtp_tokens",
+    "mtp_acceptance": "mtp_acceptance",
     "skew": "moe_skew",
     "exchange": "moe_exchange",
     "weights": "weight_dtype",
 }
 _SAME_OPTIONS = ("max_batched_tokens", "max_seqs", "max_model_len", "prefix_cache_tokens", "eager", "microbatches")
-_EXCHANGES = ("all_to_all", "all_gather")
+_EXCHANGES = ("all_to_all", "all_to_all_node", "all_gather")
 
 
 def words() -> dict[str, tuple[Any, Word]]:

@@ -99,3 +99,17 @@ def test_times_are_shown_in_the_unit_people_say(seconds: float, shown: str) -> N
 
 def test_gb_is_not_gib() -> None:
     assert (units.GB, units.GiB) == (1_000_000_000, 1_073_741_824)
+
+
+@pytest.mark.parametrize(
+    ("need", "have", "shown"),
+    [
+        # 8.487 - 7.464 is 1.023, but 8.49 - 7.46 is 1.03: what is printed subtracts.
+        (8.487e9, 7.464e9, ("8.49 GB", "7.46 GB", "1.03 GB")),
+        (101.467e9, 78.22e9, ("101.5 GB", "78.2 GB", "23.3 GB")),
+        (1.71e9, 390.1e6, ("1.71 GB", "0.39 GB", "1.32 GB")),
+        (500, 0, ("500 B", "0 B", "500 B")),
+    ],
+)
+def test_need_have_and_lack_subtract_as_printed(need: float, have: float, shown: tuple[str, str, str]) -> None:
+    assert units.show_lack(need, have) == shown

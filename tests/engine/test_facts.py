@@ -149,3 +149,28 @@ def test_vllm_shared_experts_are_whole_when_tokens_are_sharded_over_tp(make):
     assert engine.convention_for(model, Layout(tp=8, ep=8), Options()).shared_over == "tp"
     assert engine.convention_for(model, Layout(), Options(moe_exchange="all_to_all")).moe_exchange == "all_to_all"
     assert engine.convention.moe_exchange == "all_gather"
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", "float8_e8m0", "int32"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "linkwise"])
+def test_a_kv_dtype_no_engine_stores_is_refused(make, name, dtype):
+    with pytest.raises(InputError, match=f"{name} .*KV dtype: '{dtype}' is not stored; expected one of bfloat16"):
+        registry.get(name).resolve(Options(kv_dtype=dtype), make())
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        # vllm/config/cache.py CacheDType; sglang server_args.py choices; TensorRT-LLM KvCacheConfig.dtype.
+        ("vllm", ["bf16", "fp16", "fp8", "fp8_e5m2", "fp4"]),
+        ("sglang", ["bf16", "fp8", "fp8_e5m2", "fp4"]),
+        ("trtllm", ["bf16", "fp8", "fp4"]),
+    ],
+)
+def test_kv_dtypes_an_engine_stores_have_a_word_in_its_command(make, name, stored):
+    engine, model = registry.get(name), make()
+    for dtype in [*stored, None, "auto"]:
+        options = Options(kv_dtype=dtype)
+        assert engine.resolve(options, model).block_tokens >= 1
+        assert engine.command("m", Layout(), options)
+    assert len(engine.facts.gates["kv_dtypes"]) == len(stored)

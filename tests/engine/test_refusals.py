@@ -1,12 +1,14 @@
 """Which layouts engines refuse, with the reason and the smallest change; how they cut pipelines; warnings."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
-from linkwise.engine import registry
+from linkwise.engine import registry, rules
 
 
 def refusal(name, model, layout, version=None):
@@ -22,7 +24,6 @@ def refusal(name, model, layout, version=None):
         ({}, {"pp": 9}, "8 layers", "pp 8"),
         ({}, {"ep": 2, "tp": 2}, "no experts", "ep 1"),
         ({"intermediate": 14_340}, {"tp": 8}, "mlp.gate: 14340 features", "tp 4"),
-        ({"experts": 8}, {"tp": 16, "ep": 16}, "more than the 8 experts", "ep 8"),
     ],
 )
 def test_what_no_engine_runs(make, name, kind, layout, reason, change):
@@ -37,6 +38,66 @@ def test_what_no_engine_runs(make, name, kind, layout, reason, change):
 def test_what_every_engine_runs(make, name, layout):
     # tp 16 over 8 KV heads replicates each twice.
     assert refusal(name, make(), Layout(**layout)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    # vLLM's expert degree is all ranks or none, so it cannot be 8 of 16; the others take any divisor.
+    [("vllm", "ep 1"), ("sglang", "ep 8"), ("trtllm", "ep 8"), ("linkwise", "ep 8")],
+)
+def test_more_expert_ranks_than_experts(make, name, change):
+    found = refusal(name, make(experts=8), Layout(tp=16, ep=16))
+    assert found is not None and "more than the 8 experts" in found.reason
+    assert found.change == change
+
+
+def test_a_change_that_meets_another_rule_is_followed_to_its_end(make):
+    # dcp must be 1 or tp beside cp, but tp is not above the 8 KV heads: only dcp 1 is left.
+    found = refusal("vllm", make(), Layout(tp=4, cp=2, dcp=2))
+    assert found is not None and "allows 1 or tp" in found.reason
+    assert found.change == "dcp 1"
+    # Nine stages of eight layers, and three ways to cut 32 heads: both have to change.
+    found = refusal("vllm", make(), Layout(pp=9, tp=3))
+    assert found is not None and found.change == "pp 8, tp 2"
+
+
+MODELS = [
+    {},
+    {"heads": 48, "kv_heads": 4, "layers": 3},
+    {"heads": 64, "kv_heads": 2, "vocab": 50_001},
+    {"experts": 60, "moe_intermediate": 768, "fp8": True},
+    {"experts": 8, "mla": True, "heads": 128},
+    {"experts": 64, "kv_heads": 2, "mixer": "sliding"},
+]
+DEGREES = itertools.product(
+    (1, 2, 3, 4, 6, 16), (1, 2, 5), (1, 2), (1, 2, 3), (1, 2, 4), (1, 2, 4, 12, 0), (False, True)
+)
+LAYOUTS = [
+    Layout(tp=tp, pp=pp, cp=cp, dp_attn=dp, dcp=dcp, ep=ep or tp * cp * dp, sequence_sharded=sharded)
+    for tp, pp, cp, dp, dcp, ep, sharded in DEGREES
+    if tp % dcp == 0 and tp * cp * dp % (ep or 1) == 0
+]
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "linkwise", "textbook"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_change_that_names_a_degree_is_true(make, name, kind):
+    model, engine = make(**kind), registry.get(name)
+    refused = 0
+    for layout in LAYOUTS:
+        found = engine.refuses(model, layout, devices_per_node=8)
+        if found is None:
+            continue
+        refused += 1
+        if not found.ways:
+            assert not any(c.isdigit() for c in found.change), (layout, found)
+            continue
+        (way,) = found.ways
+        assert way and all(f"{n} {d}" in found.change or n == "sequence_sharded" for n, d in way.items()), found
+        changed = rules.moved(layout, way)
+        assert changed is not None and changed != layout
+        assert engine.refuses(model, changed, devices_per_node=8) is None, (layout, found)
+    assert refused
 
 
 def test_vllm_aborts_where_the_padded_vocabulary_does_not_divide(make):

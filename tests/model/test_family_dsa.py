@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 
 from linkwise.core.errors import NotUnderstood
+from linkwise.core.layout import Layout
+from linkwise.model import catalogue
 from linkwise.model.draft import Fields
 from linkwise.model.families import deepseek_v32, glm_moe_dsa
+from linkwise.model.families.common import kv_state, latent_state
+from linkwise.model.read import from_config
+from linkwise.plan.inventory import token_bytes
 
 BASE: dict[str, Any] = {
     "torch_dtype": "bfloat16",
@@ -99,3 +104,26 @@ def test_the_schedule_of_indexers_where_kinds_are_not_listed() -> None:
 def test_a_first_layer_without_an_indexer_is_refused() -> None:
     with pytest.raises(NotUnderstood, match="first layer"):
         _read(glm_moe_dsa, indexer_types=["shared", "full", "full"])
+
+
+def test_an_fp8_entry_below_a_sparse_index_is_656_bytes() -> None:
+    # vLLM's fp8_ds_mla (v1/kv_cache_interface.py: block_size x 656): 512 FP8 values, 4 float32 scales, 64 bfloat16
+    # rotary values = 512 + 16 + 128. The indexer keeps 128 + 4. DeepSeek-V3.2: 61 layers of both.
+    entry = catalogue.find("deepseek-v3.2")
+    assert entry is not None
+    model = from_config(entry.config, name="v3.2", source="catalogue")
+    sizes = {}
+    for dtype in ("float8_e4m3", "bfloat16"):
+        sizes[dtype] = sum(token_bytes(s, Layout(tp=8), dtype) for layer in model.layers for s in layer.states)
+    assert sizes == {"float8_e4m3": 61 * (656 + 132), "bfloat16": 61 * (2 * 576 + 132)}
+    assert sizes["float8_e4m3"] == 48_068
+
+
+def test_a_plain_latent_has_no_such_entry() -> None:
+    # DeepSeek-V3: 576 values, one byte each in FP8 (vLLM's dense MLA cache has one scale a tensor).
+    assert token_bytes(latent_state(512, 64), Layout(), "float8_e4m3") == 576
+
+
+def test_nvfp4_keys_and_values_carry_a_scale_for_each_16() -> None:
+    # vLLM: head_size // 2 + head_size // 16 bytes a head: 64 + 8 for 128, keys and values, 8 heads over 4 ranks.
+    assert token_bytes(kv_state(8, 128), Layout(tp=4), "float4_e2m1") == 2 * 2 * (64 + 8)

@@ -1,10 +1,13 @@
 """Mixed against disaggregated. Expected values are hand calculations on round numbers, or facts of public threads."""
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import linkwise
 from linkwise.cluster.read import load as load_cluster
 from linkwise.core.chain import chain_of
 from linkwise.core.errors import InputError
@@ -59,14 +62,99 @@ def test_a_tpot_target_turns_it_round() -> None:
     # Decision case 23: the verdict depends on the target and flips with it; mixed gains as the target loosens.
     assert verdict(ask(tpot_s=0.05)).verdict == "mixed"
     loose = verdict(ask(tpot_s=0.05))
-    assert "disaggregated wins with a TPOT target below" in loose.break_even
+    assert "disaggregated wins with a TPOT target of" in loose.break_even
 
 
-def test_the_break_even_flips_the_verdict() -> None:
+def seconds(text: str) -> list[float]:
+    """The times of a break-even: where the answer turns, and where it turns back, as printed."""
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+    return [float(n) * units[u] for n, u in re.findall(r"([\d.]+) (us|ms|s)\b", text.partition(" (now")[0])]
+
+
+def test_the_break_even_flips_the_verdict_where_it_says() -> None:
+    # Mixed groups: TPOT = 0.01 + b / 5000 at batch b; they carry 120/s, what the pools do, at a TPOT of 15 ms:
+    # b = 25 gives 20 / (0.1 + 5 / 25) = 66.7/s; b = 75 (25 ms) gives 20 / (0.1 + 5 / 75) = 120/s.
     found = verdict(ask(tpot_s=0.05))
-    target = float(found.break_even.split("below ")[1].split(" ms")[0]) / 1e3
-    assert verdict(ask(tpot_s=target * 1.03)).verdict == "mixed"
-    assert verdict(ask(tpot_s=target * 0.97)).verdict == "disaggregated"
+    at, back = seconds(found.break_even)
+    assert at == pytest.approx(0.025, rel=0.01)
+    assert back == pytest.approx(0.01, rel=0.01), "a step alone takes 10 ms"
+    assert verdict(ask(tpot_s=at)).verdict == "disaggregated"
+    assert verdict(ask(tpot_s=at * 1.01)).verdict == "mixed"
+    assert verdict(ask(tpot_s=back)).verdict == "disaggregated"
+    assert verdict(ask(tpot_s=back * 0.99)).verdict != "disaggregated"
+    # Without a target the same target is named.
+    assert seconds(verdict(ask()).break_even)[0] == pytest.approx(0.025, rel=0.01)
+    # And from the other side: a handoff that exposes so much leaves no slack in the TTFT target.
+    slow = ask(ttft_s=0.3, tpot_s=0.012)
+    (late,) = seconds(verdict(slow).break_even)
+    assert verdict(slow).verdict == "disaggregated"
+    assert verdict(msgspec.structs.replace(slow, exposed_s=late)).verdict == "mixed"
+    assert verdict(msgspec.structs.replace(slow, exposed_s=late * 0.99)).verdict == "disaggregated"
+
+
+def test_a_break_even_flips_the_verdict_of_the_command() -> None:
+    """The review's case: another TPOT target changes which mixed group serves most, and so the verdict."""
+    asked = {
+        "on": "8xh100-sxm",
+        "prompt": 4000,
+        "osl": 500,
+        "rate": "3/s",
+        "prefill_tp": 4,
+        "decode_tp": 4,
+        "ttft": 2.0,
+    }
+
+    def said(tpot: float) -> Disaggregation:
+        found = linkwise.handoff("llama-3.3-70b", tpot=tpot, **asked).verdict
+        assert found is not None
+        return found
+
+    now = said(0.040)
+    assert now.verdict == "mixed"
+    at, back = seconds(now.break_even)
+    for tpot, answer in ((at, True), (at * 1.01, False), (back, True), (back * 0.99, False)):
+        assert (said(tpot).verdict == "disaggregated") is answer, tpot
+
+
+def test_the_mixed_group_that_serves_most_is_compared() -> None:
+    # Two ranks that halve everything: TPOT 12 ms then leaves b with 0.005 + b x 0.05 / 500 <= 0.012: b = 70.
+    quick = Pool(ranks=2, prefill_s=0.05, steps=((1, 0.005), (100, 0.005)), label="tp2")
+    found = verdict(ask(tpot_s=0.012, others=(quick,)))
+    assert (found.question.mixed, found.question.others, found.mixed_batch) == (quick, (), 70)
+    assert found.mixed_per_s == pytest.approx(10 / (0.05 + 500 * 0.005 / 70))
+    assert verdict(ask(tpot_s=0.05, others=(quick,))).mixed_per_s > found.mixed_per_s
+
+
+def test_pools_that_cannot_serve_the_rate_say_which_is_short() -> None:
+    # A prompt costs 0.111 s of a prefill group, its tokens 0.05 s of a decode group. 100/s: 12 and 5 groups of one.
+    enough = verdict(ask(rate_per_s=100)).supply
+    assert enough is not None
+    assert (enough.prefill_needed, enough.decode_needed, enough.devices_needed) == (12, 5, 17)
+    assert (enough.serves, enough.short) == (True, "")
+    # 200/s: 23 prefill groups, 19 fit beside one decode group; 10 decode groups would fit.
+    short = verdict(ask(rate_per_s=200)).supply
+    assert short is not None
+    assert (short.prefill_needed, short.prefill_most, short.decode_needed) == (23, 19, 10)
+    assert (short.serves, short.short) == (False, "prefill")
+    assert "the prefill pool is short by 4 groups (19 of 23 fit beside one decode group)" in short.reason
+    assert "serve 120/s" in short.reason
+    # 130/s: 15 + 7 = 22 devices; each pool alone would fit.
+    both = verdict(ask(rate_per_s=130)).supply
+    assert both is not None
+    assert (both.short, both.devices_needed) == ("devices", 22)
+    assert "short by 2 devices" in both.reason
+    none = verdict(ask(rate_per_s=1, tpot_s=0.001)).supply
+    assert none is not None
+    assert not none.serves
+    assert verdict(ask()).supply is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.1, 300), st.integers(2, 40))
+def test_a_supply_agrees_with_the_verdict(rate: float, devices: int) -> None:
+    found = verdict(ask(devices=devices, rate_per_s=rate))
+    assert found.supply is not None
+    assert found.supply.serves is (found.disaggregated_per_s >= rate * (1 - 1e-9))
 
 
 def test_one_to_one_pools_starve_unless_times_match() -> None:
@@ -104,7 +192,7 @@ def test_transfer_costs_what_it_exposes_and_what_the_link_carries() -> None:
     slow = verdict(ask(ttft_s=0.3, tpot_s=0.012, exposed_s=0.1))
     assert terms(free)["transfer"] == 0
     assert terms(slow)["transfer"] < 0
-    assert "a handoff exposes more than" in slow.break_even
+    assert "once a handoff exposes" in slow.break_even
     # A route of 5 handoffs/s a group: prefill groups would do 9, decode groups 20.
     narrow = verdict(ask(link_rate_per_s=5, limiting_link="n0.nic0->rail0"))
     assert narrow.disaggregated_per_s == pytest.approx(50)  # 10 x 5 = 10 x 5

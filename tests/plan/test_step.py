@@ -13,8 +13,11 @@ from linkwise.core.quantity import Quantity, value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Options
 from linkwise.model.read import from_config
+from linkwise.plan.batch import Batch, Part, decode_batch, mixed_batch, prefill_batch
+from linkwise.plan.ffn_ops import dedup_share
 from linkwise.plan.inventory import held, inventory, stages
-from linkwise.plan.step import Batch, Part, Place, decode_batch, dedup_share, mixed_batch, prefill_batch, step_ops
+from linkwise.plan.step import step_ops
+from linkwise.plan.writer import Place
 
 TINY = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 4,
@@ -154,3 +157,81 @@ def test_recorded_equals_float(layout, requests, context, engine):
     kept = step_ops(tiny_mla(), layout, registry.get(engine), batch, Options(), place=Place(), given=Quantity.given)
     assert [value_of(o.S_bytes) for o in kept] == [o.S_bytes for o in bare]
     assert [value_of(o.wire_sent_bytes) for o in kept] == [o.wire_sent_bytes for o in bare]
+
+
+def roles(ops):
+    return {o.role: o for o in ops}
+
+
+def test_mla_shards_gather_cache_wide_queries_and_scatter_latent_wide_outputs():
+    # 8 heads over tp 4: 2 a rank, 8 gathered over dcp 4; cache entry 64 + 16, latent 64; bf16
+    found = roles(ops_of(tiny_mla(), Layout(tp=4, dcp=4), decode_batch(8, 10)))
+    assert found["dcp.query"].S_bytes == 8 * 8 * (64 + 16) * 2
+    assert found["dcp.out"].S_bytes == 8 * 8 * 64 * 2
+
+
+def test_a_new_prompt_under_dcp_gathers_only_its_cached_context():
+    new = roles(ops_of(tiny_mla(), Layout(tp=4, dcp=4), prefill_batch(64)))
+    assert not [r for r in new if r.startswith("dcp")]
+    later = roles(ops_of(tiny_mla(), Layout(tp=4, dcp=4), prefill_batch(64, 100)))
+    assert [r for r in later if r.startswith("dcp")] == ["dcp.latent"]
+    # the whole cached latent of 100 tokens, 80 wide, bf16, in each of 4 layers
+    assert (later["dcp.latent"].S_bytes, later["dcp.latent"].repeat) == (100 * 80 * 2, 4)
+
+
+def test_vllm_without_expert_parallel_gathers_over_attention_replicas_and_reduces_over_tp():
+    # data parallel 2 x tp 2, experts sliced over all 4: AG/RS over the 2 replicas, then the tp all-reduce
+    found = roles(ops_of(tiny_mla(), Layout(tp=2, dp_attn=2), decode_batch(8, 10)))
+    row = 8 * 512 * 2
+    assert (found["moe.dispatch"].group, found["moe.dispatch"].S_bytes) == ("dp_attn", 2 * row)
+    assert (found["moe.combine"].kind, found["moe.combine"].S_bytes) == ("reduce_scatter", 2 * row)
+    assert (found["moe.out"].kind, found["moe.out"].group, found["moe.out"].S_bytes) == ("all_reduce", "tp", row)
+
+
+def test_vllm_with_expert_parallel_gathers_over_the_stage():
+    found = roles(ops_of(tiny_mla(), Layout(tp=2, dp_attn=2, ep=4), decode_batch(8, 10)))
+    assert (found["moe.dispatch"].group, found["moe.dispatch"].S_bytes) == ("stage", 2 * 8 * 512 * 2)
+    assert found["moe.restore"].group == "tp"
+    assert "moe.out" not in found
+
+
+@pytest.mark.parametrize(("exchange", "share"), [("all_to_all", 1.0), ("all_to_all_node", 2 * (1 - 70 / 1820) / 4)])
+def test_deepep_copies_per_expert_or_per_node(exchange, share):
+    # bf16 model: 2 B a value, both kernels; low latency adds a 16-byte header to each copy. 2 nodes, top-4 of 16.
+    model = from_config(TINY_MLA | {"n_group": 1, "topk_group": 1}, None, name="m", source="test")
+    found = roles(
+        ops_of(
+            model, Layout(dp_attn=4, ep=4), decode_batch(8, 10), options=Options(moe_exchange=exchange), place=Place(2)
+        )
+    )
+    header = 16 if exchange == "all_to_all" else 0
+    assert found["moe.dispatch"].S_bytes == 8 * 4 * (512 * 2 + header)
+    assert found["moe.combine"].S_bytes == 8 * 4 * 512 * 2
+    assert found["moe.dispatch"].wire_sent_bytes == pytest.approx(found["moe.dispatch"].S_bytes * 3 / 4 * share)
+
+
+def test_fp8_models_dispatch_fp8_with_a_scale_for_each_128_values():
+    # DeepEP low latency at hidden 7168: 16 + 7168 + 56·4 = 7,408 B a copy (its own documentation)
+    from linkwise.model.read import load
+
+    (dispatch,) = [
+        o
+        for o in ops_of(load("deepseek-v3"), Layout(dp_attn=8, ep=8), decode_batch(1, 1),
+                        options=Options(moe_exchange="all_to_all"))
+        if o.role == "moe.dispatch"
+    ]  # fmt: skip
+    assert dispatch.S_bytes == 8 * 7408
+
+
+def test_drafted_tokens_ride_in_the_step_and_the_draft_layer_reduces_once_for_each():
+    config = TINY_MLA | {"num_nextn_predict_layers": 1}
+    model = from_config(config, None, name="m", source="test")
+    found = roles(ops_of(model, Layout(tp=2), decode_batch(216, 10, new=2), options=Options(mtp_tokens=1)))
+    assert found["attn.out"].S_bytes == 216 * 2 * 512 * 2
+    assert found["logits"].S_bytes == 216 * 2 * 1024 * 2
+    assert (found["mtp.attn.out"].repeat, found["mtp.moe.out"].repeat) == (1, 1)
+
+
+def test_prompt_tokens_are_split_over_cp_and_decode_tokens_are_not():
+    found = roles(ops_of(tiny(), Layout(tp=2, cp=2), mixed_batch(60, 3, 100), engine="linkwise"))
+    assert found["attn.out"].S_bytes == (30 + 3) * 256 * 2

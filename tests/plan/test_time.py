@@ -13,8 +13,8 @@ from linkwise.core.layout import Layout
 from linkwise.core.quantity import Quantity, value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Options
-from linkwise.plan.operate import MAX_PROMPT_LOAD, operation, prompt_chunks
-from linkwise.plan.step import decode_batch, prefill_batch
+from linkwise.plan.batch import decode_batch, prefill_batch
+from linkwise.plan.operate import MAX_PROMPT_LOAD, decode_step, kept, operation, prompt_chunks
 from linkwise.plan.time import Span, group_seconds, port_bandwidth, span, spans
 from linkwise.workload.types import Workload
 
@@ -104,14 +104,34 @@ def test_prompts_are_cut_into_equal_chunks_within_the_limit():
 def test_the_steady_state_balances_arrivals_and_completions():
     # One finishes for each that arrives: requests in flight = rate x time in the replica (Little's law)
     load = Workload(isl_tokens=512, osl_tokens=128)
-    at = operation(tiny(), Layout(tp=2), VLLM, cluster("2xh100-sxm"), load, Options(), 16)
-    assert at.rate * load.osl_tokens * at.tpot == pytest.approx(16, rel=1e-9)
+    for batch in (1, 2, 16, 300):
+        at = operation(tiny(), Layout(tp=2), VLLM, cluster("2xh100-sxm"), load, Options(), batch)
+        assert at.rate * (at.ttft + (load.osl_tokens - 1) * at.tpot) == pytest.approx(batch, rel=1e-9)
+
+
+def test_one_request_alone_waits_for_nobody():
+    load = Workload(isl_tokens=8000, osl_tokens=50)
+    at = operation(tiny(), Layout(tp=2), VLLM, cluster("2xh100-sxm"), load, Options(), 1)
+    alone = group_seconds(tiny(), Layout(tp=2), VLLM, cluster("2xh100-sxm"), prefill_batch(8000), Options())
+    assert at.ttft == pytest.approx(alone.token, rel=1e-9)
+    assert at.tpot == pytest.approx(at.decode.token, rel=1e-9)
+    assert at.rate == pytest.approx(1 / (at.ttft + 49 * at.tpot), rel=1e-9)
+
+
+def test_drafted_tokens_are_verified_in_the_step_and_kept_by_chance():
+    # one drafted token: two tokens and two logits rows a request; 1 + 0.85 tokens kept a round
+    load, options = Workload(isl_tokens=512, osl_tokens=128), Options(mtp_tokens=1)
+    step = decode_step(load, Layout(), options, 8)
+    assert (step.tokens, step.sampled) == (16, 16)
+    assert kept(options) == pytest.approx(1.85)
+    assert kept(Options(mtp_tokens=2, mtp_acceptance=0.5)) == pytest.approx(1 + 0.5 + 0.25)
 
 
 def test_prompts_never_fill_a_replica():
     load = Workload(isl_tokens=8192, osl_tokens=1)
     at = operation(tiny(), Layout(), VLLM, cluster("1xh100-sxm"), load, Options(), 64)
-    assert at.rate * at.mixed.interval * prompt_chunks(load, 8192)[1] <= MAX_PROMPT_LOAD * (1 + 1e-9)
+    others = 63 / 64 * at.rate * at.mixed.interval * prompt_chunks(load, 8192)[1]
+    assert others <= MAX_PROMPT_LOAD * (1 + 1e-9)
 
 
 LAYOUTS = [Layout(), Layout(tp=2), Layout(pp=2), Layout(pp=2, tp=2), Layout(dp_attn=2, tp=2, ep=4), Layout(tp=4, ep=4)]

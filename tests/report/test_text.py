@@ -5,6 +5,7 @@ import io
 import msgspec
 import pytest
 
+import linkwise
 from linkwise.cluster.read import load
 from linkwise.engine.base import Options
 from linkwise.report import text
@@ -74,3 +75,32 @@ def test_remarks_are_said_once() -> None:
 def test_an_island_smaller_than_a_node_is_said() -> None:
     pairs = msgspec.structs.replace(load("8xh100-sxm"), island_size=2)
     assert "NVLink islands of 2" in text.cluster_line(pairs)
+
+
+def test_lines_are_wrapped_under_their_words_and_commands_never_are() -> None:
+    line = "memory     " + "word " * 40
+    folded = text.wrapped([line], 60).split("\n")
+    assert all(len(part) <= 60 for part in folded)
+    assert all(part.startswith(" " * 11 + "word") for part in folded[1:])
+    assert " ".join(" ".join(folded).split()) == " ".join(line.split())
+    command = text.Verbatim("run        " + "--flag " * 40)
+    assert text.wrapped([command], 60) == command
+    assert text.render(["note: " + "word " * 40], io.StringIO()).count("\n") == 1, "files get lines of 120"
+
+
+def test_terms_shown_add_up_to_the_sum_shown() -> None:
+    # 0.4 three times is 1.2: rounded one by one the terms would give 0.
+    assert text.adding_up(1.2, {"a": 0.4, "b": 0.4, "c": 0.4}, 0) == ("1", {"a": "1", "b": "0", "c": "0"})
+    assert text.times_adding_up(0.02, {"a": 0.0175, "b": 0.0025}) == ("20.00 ms", {"a": "17.50", "b": "2.50"})
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", "79.18 GiB x 0.92)"),
+        ("trtllm", "79.18 GiB, the whole device; KV gets 0.9 of what is free after loading and a trial run)"),
+        ("sglang", "for weights and KV; all else lies beside it)"),
+    ],
+)
+def test_a_budget_says_what_the_share_is_of(engine: str, words: str) -> None:
+    assert words in " ".join(repr(linkwise.fit("llama-3.1-8b", on="1xh100-sxm", engine=engine)).split())

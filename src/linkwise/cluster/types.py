@@ -117,6 +117,7 @@ class Constants(Frozen, frozen=True, kw_only=True):
     link_efficiency: by link kind, share of spec bandwidth a large collective reaches.
     latency_us: by "<implementation>.<tier>", `[base, per_step]` microseconds of one call.
     host_us_per_layer: host launch time of one layer without CUDA graphs; a step is never faster than the sum.
+    collective_factor: how many times as long every collective takes: 1, and other values where a break-even asks what if.
     kernel_us_per_layer: device time of a layer that no byte or FLOP explains (small kernels, gaps between them).
     step_overhead_us: scheduler, sampling and input preparation of one engine step.
     sources: what each figure rests on, by field or `field.key`.
@@ -133,6 +134,7 @@ class Constants(Frozen, frozen=True, kw_only=True):
     host_us_per_layer: float
     step_overhead_us: float
     kernel_us_per_layer: float = 0.0
+    collective_factor: float = 1.0
     sources: dict[str, str] = {}
 
     def __post_init__(self) -> None:

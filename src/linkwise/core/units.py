@@ -11,6 +11,7 @@ GiB = 2**30
 _TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BYTES |= {"tib": 2**40}
+_SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _NUMBER = re.compile(r"([+-]?\d+(?:[_,]?\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(\S*)")
 
 
@@ -54,11 +55,20 @@ def parse_bytes(text: str, *, where: str = "size") -> int:
 
 def show_bytes(count: float) -> str:
     """Decimal bytes to three or four significant digits: 101.5 GB, 16.4 kB, 512 B."""
-    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for scale, unit in _SCALES:
         if abs(count) >= scale * 0.9995:
             value = count / scale
             return f"{value:.1f} {unit}" if abs(value) >= 10 else f"{value:.2f} {unit}"
     return f"{count:.0f} B"
+
+
+def show_lack(need: float, have: float) -> tuple[str, str, str]:
+    """(need, have, what is missing) in one unit and to the same digits, so that the figures shown subtract exactly."""
+    scale, unit = next(((s, u) for s, u in _SCALES if abs(need) >= s * 0.9995), (1.0, "B"))
+    lack = abs(need - have) / scale
+    digits = 0 if unit == "B" else 2 if need / scale < 10 or lack < 1 else 1
+    shown = [round(x / scale, digits) for x in (need, have)]
+    return tuple(f"{x:,.{digits}f} {unit}" for x in (*shown, shown[0] - shown[1]))  # type: ignore[return-value]
 
 
 def show_time(seconds: float) -> str:

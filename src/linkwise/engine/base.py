@@ -22,6 +22,7 @@ class Options(Frozen, frozen=True, kw_only=True):
     prefix_cache_tokens: tokens of KV kept for shared prefixes beside the running requests.
     moe_skew: load of the busiest expert rank over the mean, >= 1 (1 = uniform routing).
     moe_exchange: how tokens reach experts when attention is data parallel (see Convention.moe_exchange).
+    mtp_acceptance: chance that a drawn token is kept, given those before it were.
     eager: no CUDA graphs.
     """
 
@@ -33,6 +34,7 @@ class Options(Frozen, frozen=True, kw_only=True):
     max_model_len: int | None = None
     block_tokens: int | None = None
     mtp_tokens: int = 0
+    mtp_acceptance: float = 0.85
     lora_count: int = 0
     lora_rank: int = 16
     lora_targets: tuple[str, ...] = ("attn", "mlp")
@@ -58,6 +60,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_model_len": (1, 100_000_000),
     "block_tokens": (1, 65_536),
     "mtp_tokens": (0, 64),
+    "mtp_acceptance": (0.0, 1.0),
     "lora_count": (0, 100_000),
     "lora_rank": (1, 8_192),
     "prefix_cache_tokens": (0, 1_000_000_000),
@@ -119,16 +122,20 @@ class Convention(Frozen, frozen=True, kw_only=True):
     logits: collective that assembles sampled rows' logits: all_gather, gather or none; head_split likewise.
     pp_tensors: hidden-sized tensors a stage hands over (2 = hidden states and residual).
     pp_sliced: True = each tp rank sends 1/tp and the receiving tensor group all-gathers.
-    moe_exchange: "all_to_all" (each token to its experts' ranks), "all_gather" (all tokens to all ranks, then
-        reduce-scatter), used when tokens differ over the ep group.
+    moe_exchange: "all_to_all" (a copy of a token for each of its experts), "all_to_all_node" (a token crosses to a node
+        once and fans out there), "all_gather" (all tokens to all ranks, then reduce-scatter); used when tokens differ
+        over the ep group.
     moe_replicated: True = when tokens are already replicated over the ep group (tp only), experts are applied locally
         and one all-reduce combines; False = all-to-all even then.
     dispatch_dtype, combine_dtype: "activation" or a dtype name, what an expert exchange sends.
-    dispatch_dedup_node: True = a token crosses to a node once, then fans out inside it.
+    dispatch_scale_block, dispatch_header_bytes: what a dispatched copy carries beside its values: one float32 scale for
+        each so many values (0 = none), and a header.
     mlp_over, shared_over: over which axes dense MLPs and shared experts are sharded when dp_attn > 1 or ep > 1:
         "tp" (replicated over dp_attn), "stage" (over all ranks of the stage), "none" (replicated everywhere).
     head_over: axis of the head and embedding: "tp" or "stage". embed_over: the embedding's own axis where it differs
         ("" = as head_over). embed_reduce: False = the split embedding's all-reduce is left out (textbook).
+    vision_over: axis of a vision tower's projections: "tp" or "none" (whole on every rank). A tower whose heads do not
+        divide is whole as well.
     all_reduce, all_reduce_small: implementation of a tensor group's all-reduce ("nccl", "custom"); the small one serves
         payloads up to small_bytes[tensor group size as text], inside one node only; below one_shot_bytes[size] in one
         step (every rank reads all peers), above in two (reduce-scatter and all-gather).
@@ -146,7 +153,8 @@ class Convention(Frozen, frozen=True, kw_only=True):
     moe_replicated: bool = True
     dispatch_dtype: str = "activation"
     combine_dtype: str = "activation"
-    dispatch_dedup_node: bool = False
+    dispatch_scale_block: int = 0
+    dispatch_header_bytes: int = 0
     mlp_over: str = "tp"
     shared_over: str = "tp"
     head_over: str = "tp"
@@ -158,13 +166,19 @@ class Convention(Frozen, frozen=True, kw_only=True):
     embed_over: str = ""
     kv_heads_replicate: bool = True
     embed_reduce: bool = True
+    vision_over: str = "tp"
 
 
 class Refusal(Frozen, frozen=True, kw_only=True):
-    """Why an engine will not run a layout, and the smallest change that helps."""
+    """Why an engine will not run a layout, and the smallest change that helps.
+
+    change: in words, for the first of the ways. ways: degrees that would help, each a set to change together. What `Engine.refuses` returns has one way
+    at most, and the layout it leads to is not refused; without one `change` names no degree.
+    """
 
     reason: str
     change: str = ""
+    ways: tuple[dict[str, int], ...] = ()
 
 
 class Parsed(Frozen, frozen=True, kw_only=True):
@@ -205,6 +219,10 @@ class Engine(ABC):
         """Files `command` refers to, name to text; empty for engines whose flags say everything."""
         return {}
 
+    def node_notes(self, layout: Layout, nodes: int) -> tuple[str, ...]:
+        """What to write for the words in capitals of a `command` for several nodes, and how each node is started."""
+        return ()
+
     @abstractmethod
     def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
         """The first reason this engine version would not start the layout for the model; None when it would."""
@@ -214,8 +232,12 @@ class Engine(ABC):
         """Decoder layers of each pipeline stage, in order (a partition of `layers`)."""
 
     @abstractmethod
-    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
-        """The launch command of one deployment as an argument list."""
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
+        """The launch command of one deployment as an argument list.
+
+        nodes: nodes one group spans. The command is then started on every node (where one launcher does that, it is
+        part of the command); words in capitals differ by node or site, `node_notes` says what to write for them.
+        """
 
     @abstractmethod
     def parse(

@@ -1,6 +1,7 @@
 """An engine whose figures come from its facts file; subclasses add what needs code."""
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -8,7 +9,8 @@ from linkwise.cluster.types import Accelerator
 from linkwise.core import dtypes
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
-from linkwise.engine.base import Defaults, Engine, Options
+from linkwise.engine import rules
+from linkwise.engine.base import Defaults, Engine, Options, Refusal, Resolved
 from linkwise.engine.facts_io import Facts
 from linkwise.engine.flags import Words
 from linkwise.model.types import Model
@@ -49,6 +51,32 @@ class FactEngine(Engine):
                 return found
         return msgspec.structs.replace(found, max_batched_tokens=large.max_batched_tokens, max_seqs=large.max_seqs)
 
+    def resolve(
+        self, options: Options, model: Model, accelerator: Accelerator | None = None, layout: Layout | None = None
+    ) -> Resolved:
+        self.check_kv_dtype(options)
+        return super().resolve(options, model, accelerator, layout)
+
+    def check_kv_dtype(self, options: Options) -> None:
+        """Raises InputError for a KV-cache dtype this engine does not store (`kv_dtypes` in its facts)."""
+        if options.kv_dtype in {None, "auto"}:
+            return
+        where = f"{self.name} {self.version}: KV dtype"
+        known: list[str] = self.facts.gates["kv_dtypes"]
+        if dtypes.canonical(str(options.kv_dtype), where=where) not in known:
+            raise InputError(f"{options.kv_dtype!r} is not stored", where=where, expected="one of " + ", ".join(known))
+
+    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
+        def refuse(at: Layout) -> Refusal | None:
+            return rules.first(self.refusals(model, at, devices_per_node))
+
+        found = refuse(layout)
+        return None if found is None else rules.settle(found, layout, refuse)
+
+    @abstractmethod
+    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+        """The engine's rules in order, each its refusal or None; evaluated lazily."""
+
     def warnings(self, model: Model, layout: Layout) -> tuple[str, ...]:
         found = []
         if not self.facts.checked:
@@ -80,6 +108,14 @@ def one_replica(replicas: int, engine: str) -> None:
             expected="1 replica",
             hint="Start the command once per replica, behind a router",
         )
+
+
+def numbered(nodes: int) -> tuple[str, ...]:
+    """What NODE_RANK and HEAD_ADDRESS of a command stand for."""
+    return (
+        f"start the command on each of the {nodes} nodes: NODE_RANK is 0 on the first, {nodes - 1} on the last",
+        "HEAD_ADDRESS is an address of the first node that all others reach",
+    )
 
 
 def flag_words(pairs: Mapping[str, object]) -> list[str]:
@@ -148,11 +184,12 @@ def read_quantization(text: str | None, notes: list[str]) -> str | None:
     return None
 
 
-def check_dtype(words: Words, where: str) -> None:
-    """Raises InputError for an activation dtype that is not the two bytes every figure assumes."""
+def check_dtype(words: Words, where: str) -> list[str]:
+    """The --dtype flag as words to ignore. Raises InputError for one that is not the two bytes every figure assumes."""
     dtype = words.take("dtype")
     if dtype not in {None, "auto", "bfloat16", "float16", "half"}:
         raise InputError(f"--dtype {dtype}", where=where, expected="auto, bfloat16 or float16")
+    return [] if dtype is None else [f"--dtype {dtype}"]
 
 
 def model_name(words: Words, where: str) -> str:

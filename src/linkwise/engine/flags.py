@@ -175,6 +175,19 @@ def _nest(into: dict[str, Any], path: list[str], text: str) -> None:
         into[path[-1]] = text
 
 
+def unused(name: str, config: Any, used: tuple[str, ...] = ()) -> list[str]:
+    """Entries of a JSON flag that nobody reads, as words: "--config.a.b=true". `used`: dotted paths that are read."""
+    if isinstance(config, dict) and config:
+        inner = [p.partition(".") for p in used]
+        return [
+            word
+            for key, value in config.items()
+            if key not in used
+            for word in unused(f"{name}.{key}", value, tuple(rest for head, _, rest in inner if head == key and rest))
+        ]
+    return [f"{name}={json.dumps(config)}"]
+
+
 def human_int(text: str, *, where: str) -> int | None:
     """An integer as vLLM reads it: 32k = 32,000, 32K = 32,768, 1M = 1,048,576, 25.6k = 25,600; auto and -1 = None.
 

@@ -6,7 +6,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine import rules
 from linkwise.engine.base import Options, Parsed, Refusal
-from linkwise.engine.fact_engine import FactEngine, check_stages, degree, flag_words, kv_dtype, model_name
+from linkwise.engine.fact_engine import FactEngine, check_stages, degree, flag_words, kv_dtype, model_name, numbered
 from linkwise.engine.flags import positive, read, without_program
 from linkwise.model.types import Model
 
@@ -18,10 +18,7 @@ _PLAIN = ("weight_dtype", "memory_utilization", "max_batched_tokens", "max_seqs"
 class Linkwise(FactEngine):
     """Our runtime at one version."""
 
-    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
-        return rules.first(self._refusals(model, layout))
-
-    def _refusals(self, model: Model, layout: Layout) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="nothing is shared between the copies")
         yield rules.heads(model, layout)
@@ -34,7 +31,7 @@ class Linkwise(FactEngine):
         check_stages(layers, pp)
         return rules.even_partition(layers, pp)
 
-    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
         if options.lora_count:
             raise InputError("adapters are not served by linkwise's own runtime", where="linkwise serve")
         flags: dict[str, object] = {flag: degree(getattr(layout, name)) for name, flag in _DEGREES.items()}
@@ -45,7 +42,12 @@ class Linkwise(FactEngine):
         flags["--mtp-tokens"] = options.mtp_tokens or None
         flags["--moe-exchange"] = options.moe_exchange
         flags["--eager"] = options.eager
+        if nodes > 1:
+            flags |= {"--nodes": nodes, "--node-rank": "NODE_RANK", "--head": "HEAD_ADDRESS"}
         return ["linkwise", "serve", model, *flag_words(flags)]
+
+    def node_notes(self, layout: Layout, nodes: int) -> tuple[str, ...]:
+        return numbered(nodes) if nodes > 1 else ()
 
     def parse(
         self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
 from linkwise.engine import facts_io, flags
@@ -34,6 +36,7 @@ _MODULES = {
     "tensorrt_llm.commands.serve": "trtllm",
 }
 _IMAGES = {"vllm-openai": "vllm"}
+_PYTHON = re.compile(r"python(\d[\d.]*)?")
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
 
@@ -94,14 +97,16 @@ def parse_command(
 ) -> Parsed:
     """What a launch command would run, from its text or its words.
 
-    Wrappers in front (env, docker run, mpirun, numactl) are skipped; NAME=value words are the environment. Nothing is
-    expanded or run. model, files: see Engine.parse. Raises InputError when no known engine is started, or as
+    Wrappers in front (env, docker run, mpirun, numactl) are named as ignored; NAME=value words are the environment.
+    Nothing is expanded or run. model, files: see Engine.parse. Raises InputError when no known engine is started, or as
     Engine.parse.
     """
     words = flags.split(text) if isinstance(text, str) else list(text)
     name, start, rest = _program(words)
     environment = [w for w in words[:start] if _ENVIRONMENT.fullmatch(w)]
-    return get(name, version).parse([*environment, *rest], model=model, files=files)
+    wrapper = [w for w in words[:start] if w not in environment and not _PYTHON.fullmatch(w.rsplit("/", 1)[-1])]
+    parsed = get(name, version).parse([*environment, *rest], model=model, files=files)
+    return replace(parsed, ignored=(" ".join(wrapper), *parsed.ignored)) if wrapper else parsed
 
 
 def _program(words: list[str]) -> tuple[str, int, list[str]]:

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from math import gcd
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Convention, Refusal
-from linkwise.engine.sharding import axes, ways
+from linkwise.engine.sharding import divided, ways
 from linkwise.model.types import Model, Split, Tensor
 
 
@@ -74,6 +78,62 @@ def first(candidates: Iterable[Refusal | None]) -> Refusal | None:
     return next((c for c in candidates if c is not None), None)
 
 
+Refuse = Callable[[Layout], Refusal | None]
+_NO_WAY = "no one degree helps: leave the degrees free"
+
+
+def settle(found: Refusal, layout: Layout, refuse: Refuse) -> Refusal:
+    """The refusal with a change that is true: the first of its ways that leads to a layout `refuse` lets pass.
+
+    A way may run into another rule; that rule's ways are then followed, and all degrees that changed are named.
+    """
+    for way in found.ways:
+        changed = _reach(layout, way, refuse)
+        if changed:
+            kept = found.change if changed == found.ways[0] and found.change else _words(changed)
+            return replace(found, change=kept, ways=(changed,))
+    return replace(found, change=_NO_WAY, ways=())
+
+
+def _reach(layout: Layout, way: dict[str, int], refuse: Refuse) -> dict[str, int]:
+    """Degrees that differ from `layout` in the first legal layout found from `way` on; empty when there is none."""
+    seen, queue = {layout}, [moved(layout, way)]
+    while queue and len(seen) < 16:
+        at = queue.pop(0)
+        if at is None or at in seen:
+            continue
+        seen.add(at)
+        refusal = refuse(at)
+        if refusal is None:
+            before, after = _degrees(layout), _degrees(at)
+            return {name: after[name] for name in before if after[name] != before[name]}
+        queue += [moved(at, further) for further in refusal.ways]
+    return {}
+
+
+def moved(layout: Layout, way: dict[str, int]) -> Layout | None:
+    """The layout with some degrees changed; ep and dcp follow where they no longer divide. None when there is none."""
+    degrees = _degrees(layout) | way
+    stage = degrees["cp"] * degrees["dp_attn"] * degrees["tp"]
+    if "ep" not in way:
+        degrees["ep"] = stage if 1 < layout.ep == layout.stage_size else gcd(layout.ep, stage)
+    if "dcp" not in way:
+        degrees["dcp"] = gcd(layout.dcp, degrees["tp"])
+    try:
+        sharded = bool(degrees.pop("sequence_sharded"))
+        return Layout(sequence_sharded=sharded, **degrees)
+    except InputError:
+        return None
+
+
+def _degrees(layout: Layout) -> dict[str, int]:
+    return {**layout.degrees(), "sequence_sharded": int(layout.sequence_sharded)}
+
+
+def _words(way: dict[str, int]) -> str:
+    return ", ".join(f"{n} {d}" if n != "sequence_sharded" else f"{n} {'on' if d else 'off'}" for n, d in way.items())
+
+
 def lower(degree: int, works: Callable[[int], bool]) -> int:
     """The nearest lower degree that works: one that divides today's if there is one above 1, else any; 1 at last."""
     found = [d for d in range(degree - 1, 1, -1) if works(d)]
@@ -84,9 +144,8 @@ def stages(model: Model, layout: Layout) -> Refusal | None:
     """A stage needs a layer."""
     if layout.pp <= len(model.layers):
         return None
-    return Refusal(
-        reason=f"pp {layout.pp} is more than the model's {len(model.layers)} layers", change=f"pp {len(model.layers)}"
-    )
+    count = len(model.layers)
+    return Refusal(reason=f"pp {layout.pp} is more than the model's {count} layers", ways=({"pp": count},))
 
 
 def only_moe(model: Model, layout: Layout, *, dense_dp: str) -> Refusal | None:
@@ -94,45 +153,75 @@ def only_moe(model: Model, layout: Layout, *, dense_dp: str) -> Refusal | None:
     if model.moe is not None:
         return None
     if layout.ep > 1:
-        return Refusal(reason=f"ep {layout.ep}, but the model has no experts", change="ep 1")
+        return Refusal(reason=f"ep {layout.ep}, but the model has no experts", ways=({"ep": 1},))
     if layout.dp_attn > 1:
-        return Refusal(reason=f"dp_attn {layout.dp_attn} on a dense model: {dense_dp}", change="dp_attn 1 and replicas")
+        reason = f"dp_attn {layout.dp_attn} on a dense model: {dense_dp}"
+        return Refusal(reason=reason, change="dp_attn 1 and replicas", ways=({"dp_attn": 1},))
     return None
 
 
 def heads(model: Model, layout: Layout) -> Refusal | None:
     """Query heads divide over tp; KV heads divide, or tp is a multiple of them."""
-    tp = layout.tp
-    if model.heads and model.heads % tp:
-        return Refusal(
-            reason=f"{model.heads} attention heads are not divisible by tp {tp}",
-            change=f"tp {_dividing(model.heads, tp)}",
-        )
-    kv = model.kv_heads
-    if kv and not model.is_mla and kv % tp and tp % kv:
-        return Refusal(
-            reason=f"{kv} KV heads: tp {tp} neither divides them nor is a multiple of them",
-            change=f"tp {_dividing(kv, tp)}",
-        )
-    return None
+    tp, kv = layout.tp, 0 if model.is_mla else model.kv_heads
+
+    def fits(degree: int) -> bool:
+        return model.heads % degree == 0 and (not kv or kv % degree == 0 or degree % kv == 0)
+
+    if not model.heads or fits(tp):
+        return None
+    if model.heads % tp:
+        reason = f"{model.heads} attention heads are not divisible by tp {tp}"
+    else:
+        reason = f"{kv} KV heads: tp {tp} neither divides them nor is a multiple of them"
+    return Refusal(reason=reason, ways=({"tp": lower(tp, fits)},))
 
 
-def _parts(piece: Piece, layout: Layout, convention: Convention) -> tuple[int, str]:
-    """Ranks that divide a weight, and what a user calls that degree."""
-    over = axes(piece.tensor, convention)
+def _divisor_of(extent: int) -> Callable[[int], bool]:
+    return lambda d: extent % d == 0
+
+
+def _scaled(others: int, stage: int, works: Callable[[int], bool]) -> Callable[[int], bool]:
+    """Whether others x degree / stage ranks is a whole number that works."""
+    return lambda d: others * d % stage == 0 and works(others * d // stage)
+
+
+class _Cut(NamedTuple):
+    """How a layout divides a weight: over `parts` ranks of an axis (tp, stage or moe_tp)."""
+
+    axis: str
+    parts: int
+
+    def name(self, layout: Layout) -> str:
+        """What a user calls that degree."""
+        return "tp" if self.parts == layout.tp else {"stage": "ranks per stage"}.get(self.axis, self.axis)
+
+    def fewer(self, layout: Layout, works: Callable[[int], bool]) -> tuple[dict[str, int], ...]:
+        """Degrees that divide the weight over fewer ranks, a number of them that works."""
+        if self.axis == "tp":
+            return ({"tp": lower(layout.tp, works)},)
+        stage = layout.stage_size
+        found = []
+        if self.axis == "moe_tp":
+            found.append({"ep": stage // lower(self.parts, lambda d: works(d) and stage % d == 0)})
+        for name in ("tp", "dp_attn", "cp"):
+            degree = getattr(layout, name)
+            if degree > 1:
+                found.append({name: lower(degree, _scaled(self.parts * stage // degree, stage, works))})
+        return tuple(found)
+
+
+def _cut(piece: Piece, layout: Layout, convention: Convention) -> _Cut:
+    over = divided(piece.tensor, layout, convention)
     # Beyond their number KV heads replicate: their shards are whole heads, with a rule of their own.
     if not over or piece.tensor.split is Split.KV:
-        return 1, ""
-    if piece.tensor.is_expert:
-        return layout.moe_tp, "tp" if layout.moe_tp == layout.tp else "moe_tp"
-    parts = ways(layout, over[0])
-    return parts, "tp" if parts == layout.tp else {"stage": "ranks per stage"}.get(over[0], over[0])
+        return _Cut("", 1)
+    return _Cut("moe_tp", layout.moe_tp) if piece.tensor.is_expert else _Cut(over[0], ways(layout, over[0]))
 
 
 def divides(model: Model, layout: Layout, convention: Convention, *, vocab_pad: int) -> Refusal | None:
     """Every weight divides evenly over the ranks the convention splits it over, the vocabulary after its padding."""
     for piece in pieces(model):
-        parts, name = _parts(piece, layout, convention)
+        cut = _cut(piece, layout, convention)
         if piece.tensor.split is Split.VOCAB:
             extent = -(-piece.extent // vocab_pad) * vocab_pad
             padded = f" (padded from {piece.extent:,})" if extent > piece.extent else ""
@@ -140,27 +229,25 @@ def divides(model: Model, layout: Layout, convention: Convention, *, vocab_pad: 
         else:
             extent = piece.units or piece.extent
             what = f"{piece.role}: {extent} {'heads' if piece.units else 'features'} are"
-        if extent % parts:
-            nearest = _dividing(extent, parts)
-            return Refusal(reason=f"{what} not divisible by {name} {parts}", change=f"{name} {nearest}")
+        if extent % cut.parts:
+            reason = f"{what} not divisible by {cut.name(layout)} {cut.parts}"
+            return Refusal(reason=reason, ways=cut.fewer(layout, _divisor_of(extent)))
     return None
-
-
-def _dividing(extent: int, degree: int) -> int:
-    return lower(degree, lambda d: extent % d == 0)
 
 
 def fp8_blocks(model: Model, layout: Layout, convention: Convention) -> Refusal | None:
     """A rank's shard of a block-quantised FP8 weight is a whole number of scale blocks."""
     for piece in pieces(model):
-        parts, name = _parts(piece, layout, convention)
-        if parts > 1 and piece.block and piece.extent // parts % piece.block:
-            whole = f"ep {layout.stage_size}, which keeps experts whole, or " if piece.tensor.is_expert else ""
-            nearest = _dividing(max(1, piece.extent // piece.block), parts)
+        cut = _cut(piece, layout, convention)
+        if cut.parts > 1 and piece.block and piece.extent // cut.parts % piece.block:
+            blocks = max(1, piece.extent // piece.block)
+            whole: tuple[dict[str, int], ...] = ({"ep": layout.stage_size},) if piece.tensor.is_expert else ()
             return Refusal(
-                reason=f"{piece.role}: {piece.extent} / {parts} = {piece.extent // parts} features per rank are not a"
-                f" multiple of the FP8 scale block {piece.block}",
-                change=f"{whole}{name} {nearest}",
+                reason=f"{piece.role}: {piece.extent} / {cut.parts} = {piece.extent // cut.parts} features per rank are"
+                f" not a multiple of the FP8 scale block {piece.block}",
+                change=f"ep {layout.stage_size}, which keeps experts whole" if whole else "",
+                # Experts on as many ranks as there are stay whole.
+                ways=(*whole, *cut.fewer(layout, _divisor_of(blocks))),
             )
     return None
 
@@ -169,13 +256,13 @@ def experts(model: Model, layout: Layout, *, even: bool) -> Refusal | None:
     """No rank without an expert; where the engine asks for it, the same number on each."""
     if model.moe is None or layout.ep == 1:
         return None
-    count = model.moe.experts
+    count, stage = model.moe.experts, layout.stage_size
+    if layout.ep <= count and not (even and count % layout.ep):
+        return None
+    nearest = lower(layout.ep, lambda d: stage % d == 0 and d <= count and not (even and count % d))
     if layout.ep > count:
-        return Refusal(reason=f"ep {layout.ep} is more than the {count} experts", change=f"ep {count}")
-    if even and count % layout.ep:
-        nearest = _dividing(count, layout.ep)
-        return Refusal(reason=f"{count} experts are not divisible by ep {layout.ep}", change=f"ep {nearest}")
-    return None
+        return Refusal(reason=f"ep {layout.ep} is more than the {count} experts", ways=({"ep": nearest},))
+    return Refusal(reason=f"{count} experts are not divisible by ep {layout.ep}", ways=({"ep": nearest},))
 
 
 def context_shards(model: Model, layout: Layout) -> Refusal | None:
@@ -185,22 +272,19 @@ def context_shards(model: Model, layout: Layout) -> Refusal | None:
         return None
     mixers = sorted({la.mixer for la in model.layers} - {"full", "mla", "sparse", "none"})
     if mixers:
-        return Refusal(
-            reason=f"dcp {dcp} with {', '.join(mixers)} layers: only full and MLA attention is known to work",
-            change="dcp 1",
-        )
+        reason = f"dcp {dcp} with {', '.join(mixers)} layers: only full and MLA attention is known to work"
+        return Refusal(reason=reason, ways=({"dcp": 1},))
     if model.is_mla:
         return None
     most = layout.tp // max(1, model.kv_heads)
+    per_kv = model.heads // max(1, model.kv_heads)
+    nearest = {"dcp": lower(dcp, lambda d: layout.tp % d == 0 and d <= most and per_kv % d == 0)}
     if layout.tp <= model.kv_heads or dcp > most:
         reason = f"dcp {dcp} needs tp of at least {dcp} x {model.kv_heads} KV heads, tp is {layout.tp}"
-        return Refusal(reason=reason, change=f"dcp {max(1, most)}")
-    per_kv = model.heads // max(1, model.kv_heads)
+        return Refusal(reason=reason, ways=(nearest,))
     if per_kv % dcp:
-        return Refusal(
-            reason=f"{per_kv} query heads per KV head are not divisible by dcp {dcp}",
-            change=f"dcp {_dividing(per_kv, dcp)}",
-        )
+        reason = f"{per_kv} query heads per KV head are not divisible by dcp {dcp}"
+        return Refusal(reason=reason, ways=(nearest,))
     return None
 
 

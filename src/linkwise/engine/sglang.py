@@ -22,6 +22,7 @@ from linkwise.engine.fact_engine import (
     kv_dtype,
     kv_word,
     model_name,
+    numbered,
     online_quantization,
     read_quantization,
 )
@@ -31,6 +32,7 @@ from linkwise.model.types import Model
 _MiB = 2**20
 _KV_WORDS = {"bfloat16": "bf16", "float8_e4m3": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float4_e2m1": "fp4_e2m1"}
 _EXCHANGES = {"all_to_all": "deepep", "all_gather": "none"}
+_DRAFT_FLAGS = {"num-steps": "spec_steps", "eagle-topk": "spec_topk", "num-draft-tokens": "spec_tokens"}
 _PROGRAMS = (("sglang", "serve"), ("-m", "sglang.launch_server"))
 
 
@@ -67,28 +69,20 @@ class Sglang(FactEngine):
         # With DeepEP tokens stay where they are, and each rank runs shared experts whole on its own.
         return msgspec.structs.replace(self.convention, moe_exchange="all_to_all", shared_over="none")
 
-    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
-        return rules.first(self._refusals(model, layout, devices_per_node))
-
-    def _refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="the gathered dense MLP of SGLang is not modelled")
         if layout.sequence_sharded:
-            yield Refusal(reason="SGLang has no sequence-sharded tensor parallelism", change="sequence_sharded off")
+            yield Refusal(reason="SGLang has no sequence-sharded tensor parallelism", ways=({"sequence_sharded": 0},))
         if layout.cp > 1 and layout.dp_attn > 1:
             yield Refusal(
                 reason=f"cp {layout.cp} with dp_attn {layout.dp_attn}: SGLang orders these ranks the other way round,"
                 " which is not modelled",
-                change="cp 1",
+                ways=({"cp": 1}, {"dp_attn": 1}),
             )
         if layout.dcp > 1 and not model.is_mla:
-            yield Refusal(reason=f"dcp {layout.dcp}: SGLang splits the tokens of MLA caches only", change="dcp 1")
-        nodes = -(-layout.size // per_node)
-        if layout.size % nodes:
-            yield Refusal(
-                reason=f"{layout.size} ranks do not divide over {nodes} nodes of {per_node}",
-                change=f"{nodes * per_node} ranks, or at most {per_node}",
-            )
+            yield Refusal(reason=f"dcp {layout.dcp}: SGLang splits the tokens of MLA caches only", ways=({"dcp": 1},))
+        yield _nodes(layout, per_node)
         yield rules.heads(model, layout)
         yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
         yield rules.experts(model, layout, even=True)
@@ -108,7 +102,7 @@ class Sglang(FactEngine):
         check_stages(layers, pp)
         return tuple(reversed(rules.even_partition(layers, pp)))
 
-    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
         where = "sglang"
         if replicas > 1 and layout.dp_attn > 1:
             raise InputError(
@@ -152,18 +146,26 @@ class Sglang(FactEngine):
             "--enable-lora": options.lora_count > 0,
             "--max-loras-per-batch": options.lora_count or None,
             "--max-lora-rank": options.lora_rank if options.lora_count else None,
+            "--nnodes": degree(nodes),
+            "--node-rank": "NODE_RANK" if nodes > 1 else None,
+            "--dist-init-addr": "HEAD_ADDRESS:PORT" if nodes > 1 else None,
         }
         return ["python", "-m", "sglang.launch_server", "--model-path", model, *flag_words(flags)]
+
+    def node_notes(self, layout: Layout, nodes: int) -> tuple[str, ...]:
+        return (*numbered(nodes), "PORT is a free port there, the same on all nodes") if nodes > 1 else ()
 
     def parse(
         self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None
     ) -> Parsed:
         where = "sglang"
         words = read(without_program(arguments, _PROGRAMS), self.facts.flags, where=where)
-        check_dtype(words, where)
+        ignored = [*words.ignored, *check_dtype(words, where)]
         notes = list(words.notes)
         ranks, pp, dp, cp, dcp = (positive(words.take(k), k, where) for k in ("tp", "pp", "dp", "cp", "dcp"))
         dp_attn = dp if words.take("dp_attention") else 1
+        if words.take("dp_attention") and dp == 1:
+            ignored.append("--enable-dp-attention")  # one replica: nothing to divide
         if ranks % (dp_attn * cp):
             raise InputError(
                 f"--tp {ranks} is not divisible by --dp {dp_attn} x context parallel {cp}",
@@ -193,7 +195,7 @@ class Sglang(FactEngine):
             max_seqs=words.take("max_seqs"),
             max_model_len=words.take("max_model_len"),
             block_tokens=words.take("block_tokens"),
-            mtp_tokens=_mtp_tokens(words, where),
+            mtp_tokens=_mtp_tokens(words, ignored, where),
             lora_count=words.take("lora_count") or (8 if words.take("lora") else 0),
             lora_rank=words.take("lora_rank") or 16,
             moe_exchange=exchange,
@@ -205,9 +207,28 @@ class Sglang(FactEngine):
             layout=Layout(tp=ranks // (dp_attn * cp), pp=pp, cp=cp, dp_attn=dp_attn, dcp=dcp, ep=ep),
             replicas=1 if dp_attn > 1 else dp,
             options=options,
-            ignored=words.ignored,
+            ignored=tuple(ignored),
             notes=tuple(notes),
         )
+
+
+def _nodes(layout: Layout, per_node: int) -> Refusal | None:
+    """Every node holds the same number of a group's ranks."""
+
+    def even(size: int) -> bool:
+        return size % -(-size // per_node) == 0
+
+    if even(layout.size):
+        return None
+    ways: list[dict[str, int]] = []
+    for name in ("pp", "dp_attn", "cp", "tp"):
+        degree = getattr(layout, name)
+        fits = [d for d in range(1, degree) if even(layout.size // degree * d)]
+        ways += [{name: fits[-1]}] if fits else []
+    return Refusal(
+        reason=f"{layout.size} ranks do not divide over {-(-layout.size // per_node)} nodes of {per_node}",
+        ways=tuple(ways),
+    )
 
 
 def _experts(words: Words, ranks: int, notes: list[str], where: str) -> tuple[str | None, int]:
@@ -220,13 +241,17 @@ def _experts(words: Words, ranks: int, notes: list[str], where: str) -> tuple[st
         raise InputError(f"--ep {ep} with --moe-a2a-backend {backend}", where=where, expected=f"--ep {ranks}")
     if ep != ranks:
         notes.append(f"--moe-a2a-backend {backend} makes the expert degree equal to tp: ep {ranks}")
+    if backend != "deepep":
+        notes.append(f"--moe-a2a-backend {backend} is planned as deepep: each token to its experts' ranks")
     return "all_to_all", ranks
 
 
-def _mtp_tokens(words: Words, where: str) -> int:
-    """Draft tokens a step from the model's own MTP layers."""
+def _mtp_tokens(words: Words, ignored: list[str], where: str) -> int:
+    """Draft tokens a step from the model's own MTP layers; what other methods need no memory for is ignored."""
     algorithm = words.take("spec_algorithm")
     if algorithm is None or algorithm.upper() in {"NGRAM", "LOOKAHEAD"}:
+        given = {"algorithm": algorithm, **{f: words.take(k) for f, k in _DRAFT_FLAGS.items()}}
+        ignored += [f"--speculative-{flag} {value}" for flag, value in given.items() if value is not None]
         return 0
     if algorithm.upper() not in {"NEXTN", "EAGLE"}:
         raise InputError(
@@ -235,4 +260,8 @@ def _mtp_tokens(words: Words, where: str) -> int:
     if words.take("spec_topk", 1) != 1:
         raise InputError("draft trees are not modelled", where=where, expected="--speculative-eagle-topk 1")
     steps, tokens = words.take("spec_steps"), words.take("spec_tokens")
+    if steps and tokens and tokens != steps + 1:
+        raise InputError(
+            f"--speculative-num-draft-tokens {tokens} with {steps} steps", where=where, expected=f"{steps + 1}"
+        )
     return int(steps or (tokens - 1 if tokens else 1))

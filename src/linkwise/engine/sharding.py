@@ -35,7 +35,20 @@ def axes(tensor: Tensor, convention: Convention) -> tuple[str, ...]:
         return _axis(convention.mlp_over)
     if role.startswith("moe.shared"):
         return _axis(convention.shared_over)
+    if role.startswith("vision"):
+        return _axis(convention.vision_over)
     return ("tp",)
+
+
+def divided(tensor: Tensor, layout: Layout, convention: Convention) -> tuple[str, ...]:
+    """`axes`, less those a layout cannot use: a vision tower whose heads do not divide stays whole on each rank.
+
+    Source: vLLM's vision.py, is_vit_use_data_parallel(num_heads).
+    """
+    over = axes(tensor, convention)
+    if over and tensor.role.startswith("vision") and tensor.units and tensor.units % ways(layout, over[0]):
+        return ()
+    return over
 
 
 def _axis(over: str) -> tuple[str, ...]:
@@ -55,7 +68,7 @@ def shard(
     ep_rank: the rank's place on the expert axis (low ranks hold one more expert when they do not divide).
     rank: its place on the axis that divides the features; only uneven divisions depend on it.
     """
-    over = axes(tensor, convention)
+    over = divided(tensor, layout, convention)
     copies = tensor.count
     feature_ways, place = 1, rank
     if over == ("ep", "moe_tp"):
@@ -68,8 +81,8 @@ def shard(
     whole = tensor.parameters
     # Scales follow their elements: block scales of a divisible tensor divide with it.
     held = tensor.total_bytes * elements // whole if whole else 0
-    divided = feature_ways if tensor.split is not Split.KV else min(feature_ways, tensor.units or feature_ways)
-    replicas = layout.stage_size // max(1, divided * (layout.ep if tensor.is_expert else 1))
+    parts = feature_ways if tensor.split is not Split.KV else min(feature_ways, tensor.units or feature_ways)
+    replicas = layout.stage_size // max(1, parts * (layout.ep if tensor.is_expert else 1))
     return Shard(elements, held, over if elements < whole else (), replicas)
 
 

@@ -1,6 +1,6 @@
 """The textbook's engine: a convention to compare with, not a program to launch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
@@ -13,15 +13,17 @@ from linkwise.model.types import Model
 class Textbook(FactEngine):
     """Every weight divides by definition; only what has no meaning is refused."""
 
-    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
-        return rules.stages(model, layout) or rules.experts(model, layout, even=False) or _experts_exist(model, layout)
+    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+        yield rules.stages(model, layout)
+        yield rules.experts(model, layout, even=False)
+        yield _experts_exist(model, layout)
 
     def stage_layers(self, layers: int, pp: int) -> tuple[int, ...]:
         """As even as whole layers allow, the remainder to the first stages."""
         check_stages(layers, pp)
         return rules.even_partition(layers, pp)
 
-    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
         raise _not_a_program()
 
     def parse(
@@ -32,7 +34,7 @@ class Textbook(FactEngine):
 
 def _experts_exist(model: Model, layout: Layout) -> Refusal | None:
     if model.moe is None and layout.ep > 1:
-        return Refusal(reason=f"ep {layout.ep}, but the model has no experts", change="ep 1")
+        return Refusal(reason=f"ep {layout.ep}, but the model has no experts", ways=({"ep": 1},))
     return None
 
 

@@ -21,7 +21,7 @@ from linkwise.engine.fact_engine import (
     model_name,
     one_replica,
 )
-from linkwise.engine.flags import Words, positive, read, without_program
+from linkwise.engine.flags import Words, positive, read, unused, without_program
 from linkwise.model.types import Model
 
 SETTINGS = "trtllm.yaml"
@@ -32,24 +32,22 @@ _PROGRAMS = (("trtllm-serve", "serve"), ("trtllm-serve",), ("-m", "tensorrt_llm.
 class Trtllm(FactEngine):
     """TensorRT-LLM at one version."""
 
-    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
-        return rules.first(self._refusals(model, layout))
-
-    def _refusals(self, model: Model, layout: Layout) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="attention data parallelism of dense models is not modelled")
         if layout.sequence_sharded:
-            yield Refusal(reason="TensorRT-LLM has no sequence-sharded layout", change="sequence_sharded off")
+            yield Refusal(reason="TensorRT-LLM has no sequence-sharded layout", ways=({"sequence_sharded": 0},))
         if layout.cp > 1 or layout.dcp > 1:
             yield Refusal(
                 reason="context parallelism of TensorRT-LLM (helix, star, ulysses) is not modelled",
-                change="cp 1, dcp 1",
+                ways=({"cp": 1, "dcp": 1},),
             )
         if layout.dp_attn > 1 and layout.tp > 1:
             yield Refusal(
                 reason=f"dp_attn {layout.dp_attn} with tp {layout.tp}: attention is data parallel over all ranks of a"
                 " stage or over none",
                 change=f"dp_attn {layout.stage_size} with tp 1",
+                ways=({"dp_attn": layout.stage_size, "tp": 1}, {"dp_attn": 1}),
             )
         yield rules.heads(model, layout)
         # The head is padded to a multiple of the ranks, so the vocabulary always divides.
@@ -79,7 +77,7 @@ class Trtllm(FactEngine):
             lines.append("cuda_graph_config: null")
         return {SETTINGS: "\n".join(lines) + "\n"} if lines else {}
 
-    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
         one_replica(replicas, "trtllm-serve")
         for name, unset in (("weight_dtype", None), ("lora_count", 0), ("moe_exchange", None)):
             if getattr(options, name) != unset:
@@ -96,9 +94,20 @@ class Trtllm(FactEngine):
             "--max_num_tokens": options.max_batched_tokens,
             "--max_seq_len": options.max_model_len,
             "--kv_cache_free_gpu_memory_fraction": options.memory_utilization,
+            "--gpus_per_node": -(-layout.size // nodes) if nodes > 1 else None,
             "--extra_llm_api_options": SETTINGS if self.files(layout, options) else None,
         }
-        return ["trtllm-serve", model, *flag_words(flags)]
+        launcher = ["mpirun", "-n", str(layout.size), "--hostfile", "HOSTFILE", "trtllm-llmapi-launch"]
+        return [*(launcher if nodes > 1 else ()), "trtllm-serve", model, *flag_words(flags)]
+
+    def node_notes(self, layout: Layout, nodes: int) -> tuple[str, ...]:
+        if nodes == 1:
+            return ()
+        each = -(-layout.size // nodes)
+        return (
+            "start the command once, on any node: mpirun (or srun with one task for each GPU) starts all ranks",
+            f"HOSTFILE lists the {nodes} nodes with {each} slots each",
+        )
 
     def parse(
         self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None
@@ -108,13 +117,24 @@ class Trtllm(FactEngine):
         notes, ignored = list(words.notes), list(words.ignored)
         settings = _settings(words, files or {}, notes)
         top = {key: settings.pop(key, None) for key in _SETTINGS_KEYS}
-        cache, speculative = _section(top["kv_cache_config"]), _section(top["speculative_config"])
-        _refuse(settings, cache, where)
-        ignored += [f"{key} (settings file)" for key in settings]
+        cache = _section(top["kv_cache_config"], f"{where}: kv_cache_config")
+        speculative = _section(top["speculative_config"], f"{where}: speculative_config")
+        _refuse(settings, cache, speculative, where)
+        eager = "cuda_graph_config" in settings and settings.pop("cuda_graph_config") is None
+        for name, config, used in (
+            ("kv_cache_config", cache, ("dtype", "free_gpu_memory_fraction", "tokens_per_block")),
+            ("speculative_config", speculative, ("decoding_type", "num_nextn_predict_layers", "max_draft_len")),
+            ("", settings, ()),
+        ):
+            ignored += [f"{word.lstrip('.')} (settings file)" for word in unused(name, config, used)] if config else []
 
-        def chosen(flag: str, *keys: str) -> Any:
+        def chosen(flag: str, *keys: str, config: Mapping[str, Any] = top) -> Any:
             # The settings file overwrites the flags.
-            return next((top[key] for key in keys if top[key] is not None), words.take(flag))
+            written = next((config[key] for key in keys if config.get(key) is not None), None)
+            given = words.take(flag)
+            if written is not None and given is not None and written != given:
+                notes.append(f"the settings file's {keys[0]} {written} overrides the flag's {given}")
+            return given if written is None else written
 
         ranks = positive(chosen("tp", "tensor_parallel_size"), "tp_size", where)
         if positive(chosen("cp", "context_parallel_size"), "cp_size", where) > 1:
@@ -123,14 +143,14 @@ class Trtllm(FactEngine):
         over = ranks if top["enable_attention_dp"] else 1
         mtp = speculative.get("num_nextn_predict_layers", speculative.get("max_draft_len", 1))
         options = Options(
-            kv_dtype=kv_dtype(str(cache.get("dtype", words.take("kv_dtype", "auto"))), where),
-            memory_utilization=cache.get("free_gpu_memory_fraction", words.take("memory_utilization")),
+            kv_dtype=kv_dtype(str(chosen("kv_dtype", "dtype", config=cache) or "auto"), where),
+            memory_utilization=chosen("memory_utilization", "free_gpu_memory_fraction", config=cache),
             max_batched_tokens=chosen("max_batched_tokens", "max_num_tokens"),
             max_seqs=chosen("max_seqs", "max_batch_size"),
             max_model_len=chosen("max_model_len", "max_seq_len"),
             block_tokens=cache.get("tokens_per_block"),
             mtp_tokens=positive(mtp, "draft tokens", where) if speculative else 0,
-            eager="cuda_graph_config" in _nulls(words, files or {}),
+            eager=eager,
         )
         return Parsed(
             engine=self.name,
@@ -179,16 +199,18 @@ def _settings(words: Words, files: Mapping[str, str], notes: list[str]) -> dict[
     return dict(_loaded(words, files))
 
 
-def _nulls(words: Words, files: Mapping[str, str]) -> set[str]:
-    """Keys the settings file sets to nothing: how a default-on feature is switched off."""
-    return {key for key, value in _loaded(words, files).items() if value is None}
+def _section(value: Any, where: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f"is {value!r}"[:120], where=where, expected="a mapping")
+    return value
 
 
-def _section(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _refuse(settings: dict[str, Any], cache: dict[str, Any], where: str) -> None:
+def _refuse(settings: dict[str, Any], cache: dict[str, Any], speculative: dict[str, Any], where: str) -> None:
+    method = speculative.get("decoding_type", "MTP")
+    if method != "MTP":
+        raise InputError(f"decoding_type {method!r} is not modelled"[:120], where=where, expected="MTP")
     if cache.get("max_tokens") is not None:
         raise InputError("kv_cache_config.max_tokens", where=where, hint="It caps the KV pool being planned: remove it")
     if settings.get("moe_cluster_parallel_size") not in {None, 1}:

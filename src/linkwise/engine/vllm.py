@@ -23,11 +23,12 @@ from linkwise.engine.fact_engine import (
     kv_dtype,
     kv_word,
     model_name,
+    numbered,
     one_replica,
     online_quantization,
     read_quantization,
 )
-from linkwise.engine.flags import positive, read, without_program
+from linkwise.engine.flags import Words, positive, read, unused, without_program
 from linkwise.model.types import Model
 
 # Steps without chunked prefill take whole prompts; V0 switches chunking on above this length, with steps of 512 tokens.
@@ -41,6 +42,8 @@ _KV_WORDS = {
     "float8_e5m2": "fp8_e5m2",
     "float4_e2m1": "nvfp4",
 }
+# Both spellings of sequence-sharded tensor parallelism among the compiler's passes.
+_SEQUENCE = ("pass_config.enable_sp", "pass_config.enable_sequence_parallelism")
 _PROGRAMS = (
     ("vllm", "serve"),
     ("-m", "vllm.entrypoints.openai.api_server"),
@@ -48,16 +51,26 @@ _PROGRAMS = (
     ("-m", "vllm.entrypoints.cli.main", "serve"),
 )
 _GATHERING = {"allgather_reducescatter", "naive"}
-_EXCHANGES = {"all_to_all": "deepep_low_latency", "all_gather": "allgather_reducescatter"}
+_EXCHANGES = {
+    "all_to_all": "deepep_low_latency",
+    "all_to_all_node": "deepep_high_throughput",
+    "all_gather": "allgather_reducescatter",
+}
+
+
+def _exchange(backend: str | None) -> str | None:
+    """What an all2all backend does, as `Convention.moe_exchange` says it."""
+    if backend is None:
+        return None
+    if backend in _GATHERING:
+        return "all_gather"
+    return "all_to_all_node" if backend == "deepep_high_throughput" else "all_to_all"
 
 
 class Vllm(FactEngine):
     """vLLM at one version."""
 
-    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
-        return rules.first(self._refusals(model, layout))
-
-    def _refusals(self, model: Model, layout: Layout) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
         gates = self.facts.gates
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="vLLM runs the copies as independent replicas")
@@ -72,7 +85,7 @@ class Vllm(FactEngine):
 
     def _decode_context(self, model: Model, layout: Layout) -> Refusal | None:
         if layout.dcp > 1 and not self.facts.gates["decode_context_parallel"]:
-            return Refusal(reason=f"vLLM {self.version} has no decode context parallelism", change="dcp 1")
+            return Refusal(reason=f"vLLM {self.version} has no decode context parallelism", ways=({"dcp": 1},))
         return rules.context_shards(model, layout)
 
     def warnings(self, model: Model, layout: Layout) -> tuple[str, ...]:
@@ -109,6 +122,11 @@ class Vllm(FactEngine):
         changed: dict[str, object] = {}
         if options.moe_exchange:
             changed["moe_exchange"] = options.moe_exchange
+        if (options.moe_exchange or "").startswith("all_to_all"):
+            # DeepEP: FP8 block-quantised models send FP8 values with a scale for each 128, others their activations.
+            if model.quantization.startswith("fp8"):
+                changed |= {"dispatch_dtype": "float8_e4m3", "dispatch_scale_block": 128}
+            changed["dispatch_header_bytes"] = 16 if options.moe_exchange == "all_to_all" else 0
         if layout.ep > 1 and layout.tp > 1 and layout.dp_attn > 1:
             # Tokens are sharded over tp before the experts, so each rank runs shared experts whole on its own tokens.
             changed["shared_over"] = "none"
@@ -135,7 +153,7 @@ class Vllm(FactEngine):
             counts[pp - 2 - extra] += 1
         return tuple(counts)
 
-    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1) -> list[str]:
+    def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
         one_replica(replicas, self.name)
         where = "vllm serve"
         exchange = options.moe_exchange
@@ -165,16 +183,41 @@ class Vllm(FactEngine):
             "--enable-lora": options.lora_count > 0,
             "--max-loras": options.lora_count or None,
             "--max-lora-rank": options.lora_rank if options.lora_count else None,
+            **self._across(layout, nodes),
         }
         return ["vllm", "serve", model, *flag_words(flags)]
+
+    def _across(self, layout: Layout, nodes: int) -> dict[str, object]:
+        """Flags of a group over several nodes: whole attention replicas on each, or ranks of one replica."""
+        if nodes == 1:
+            return {}
+        if not self.facts.gates["nnodes"]:
+            return {"--distributed-executor-backend": "ray"}
+        if layout.dp_attn % nodes == 0:
+            local = layout.dp_attn // nodes
+            return {"--data-parallel-size-local": local, "--data-parallel-address": "HEAD_ADDRESS"}
+        return {"--nnodes": nodes, "--node-rank": "NODE_RANK", "--master-addr": "HEAD_ADDRESS"}
+
+    def node_notes(self, layout: Layout, nodes: int) -> tuple[str, ...]:
+        if nodes == 1:
+            return ()
+        if not self.facts.gates["nnodes"]:
+            return (f"start a Ray cluster over the {nodes} nodes, then the command on one of them",)
+        start, head = numbered(nodes)
+        if layout.dp_attn % nodes == 0:
+            local = layout.dp_attn // nodes
+            others = (
+                f"all but the first add --headless --data-parallel-start-rank N, N being {local} x the node's number"
+            )
+            return (f"start the command on each of the {nodes} nodes: {others}", head)
+        return (f"{start}; all but the first add --headless", head)
 
     def parse(
         self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None
     ) -> Parsed:
         where = "vllm serve"
         words = read(without_program(arguments, _PROGRAMS), self.facts.flags, where=where)
-        notes = list(words.notes)
-        check_dtype(words, where)
+        notes, ignored = list(words.notes), [*words.ignored, *check_dtype(words, where), *_unread(words)]
         tp, pp, dp, cp = (positive(words.take(k), k, where) for k in ("tp", "pp", "dp", "pcp"))
         dcp = _decode_degree(positive(words.take("dcp"), "dcp", where), cp, where)
         grouped, replicas = self._data_parallel(dp, bool(words.take("ep")), model, notes)
@@ -197,6 +240,9 @@ class Vllm(FactEngine):
         if words.take("eplb", {}).get("num_redundant_experts"):
             raise InputError("redundant experts are not modelled", where=where, hint="Remove num_redundant_experts")
         backend = words.take("all2all") or words.environment.get("VLLM_ALL2ALL_BACKEND")
+        kind = _exchange(backend)
+        if kind is not None and backend != _EXCHANGES[kind]:
+            notes.append(f"--all2all-backend {backend} is planned as {_EXCHANGES[kind]}: {kind}")
         options = Options(
             kv_dtype=kv_dtype(words.take("kv_dtype"), where),
             weight_dtype=read_quantization(words.take("quantization"), notes),
@@ -209,7 +255,7 @@ class Vllm(FactEngine):
             # vLLM keeps one adapter resident unless told otherwise, of rank at most 16.
             lora_count=positive(words.take("lora_count"), "max-loras", where) if words.take("lora") else 0,
             lora_rank=words.take("lora_rank") or 16,
-            moe_exchange=None if backend is None else "all_gather" if backend in _GATHERING else "all_to_all",
+            moe_exchange=kind,
             eager=bool(words.take("eager", False)),
         )
         name = model_name(words, where)
@@ -219,7 +265,7 @@ class Vllm(FactEngine):
             layout=layout,
             replicas=replicas,
             options=options,
-            ignored=words.ignored,
+            ignored=tuple(ignored),
             notes=tuple(notes),
         )
 
@@ -237,12 +283,31 @@ class Vllm(FactEngine):
         return False, dp
 
 
+def _unread(words: Words) -> list[str]:
+    """What known flags and variables say beside the parts that are read: named, so that nothing vanishes."""
+    speculative = words.take("speculative") or {}
+    drafts = ("method", "num_speculative_tokens") if "mtp" in str(speculative.get("method", "")) else ()
+    found = [
+        *(unused("--speculative-config", speculative, drafts) if speculative else ()),
+        *(unused("--compilation-config", words.take("compilation"), _SEQUENCE) if words.take("compilation") else ()),
+        *(unused("--eplb-config", words.take("eplb"), ("num_redundant_experts",)) if words.take("eplb") else ()),
+    ]
+    if words.take("lora_count") and not words.take("lora"):
+        found.append(f"--max-loras {words.take('lora_count')}")
+    backend, estimate = "VLLM_ALL2ALL_BACKEND", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+    if words.take("all2all") and backend in words.environment:
+        found.append(f"{backend}={words.environment[backend]}")
+    if words.environment.get(estimate, "0") != "0":
+        found.append(f"{estimate}={words.environment[estimate]}")
+    return found
+
+
 def _expert_degree(layout: Layout) -> Refusal | None:
     if layout.ep in {1, layout.stage_size}:
         return None
     return Refusal(
         reason=f"ep {layout.ep}: vLLM's expert parallelism spans all {layout.stage_size} ranks of a stage or is off",
-        change=f"ep {layout.stage_size}",
+        ways=({"ep": layout.stage_size}, {"ep": 1}),
     )
 
 
@@ -250,15 +315,16 @@ def _prefill_context(layout: Layout, allowed: bool) -> Refusal | None:
     if layout.cp == 1:
         return None
     if not allowed:
-        return Refusal(reason=f"cp {layout.cp}: this version has no prefill context parallelism", change="cp 1")
+        return Refusal(reason=f"cp {layout.cp}: this version has no prefill context parallelism", ways=({"cp": 1},))
     if layout.dp_attn > 1:
         return Refusal(
             reason=f"cp {layout.cp} with dp_attn {layout.dp_attn}: vLLM combines prefill context and data parallelism"
             " not yet",
-            change="cp 1",
+            ways=({"cp": 1}, {"dp_attn": 1}),
         )
     if layout.dcp not in {1, layout.tp}:
-        return Refusal(reason=f"dcp {layout.dcp} with cp {layout.cp}: vLLM allows 1 or tp", change=f"dcp {layout.tp}")
+        reason = f"dcp {layout.dcp} with cp {layout.cp}: vLLM allows 1 or tp"
+        return Refusal(reason=reason, ways=({"dcp": layout.tp}, {"dcp": 1}))
     return None
 
 

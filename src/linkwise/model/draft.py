@@ -12,8 +12,10 @@ from linkwise.model.types import Layer, Moe, Split, Tensor
 _MISSING: Any = object()
 # A leftover field whose name looks like this can change tensors, states or FLOPs: not accounted for means refused.
 _STRUCTURAL = re.compile(
-    r"^(num|n)_|_(size|dim|dims|rank|layers|heads|experts|freq|pattern|patterns|types|interval|window|groups|ratio|ratios"
-    r"|expand|config|configs|latent)$|^(use|enable|add|has|tie)_|_(bias|norm|gate)$"
+    r"^(num|n|use|enable|add|has|tie|tied|with)_|_(bias|norm|gate)$"
+    r"|(^|_)(sizes?|dims?|ranks?|widths?|depths?|layers?|heads?|experts?|blocks?|groups?|kernels?|strides?|freq|patterns?"
+    r"|types?|variants?|interval|windows?|chunks?|ratios?|factors?|mult|multipliers?|multiples?|expand|expansion|configs?"
+    r"|latent|shared?|sharing|topk|attention|attn|cache|kv|qkv|mlp|ffn|moe|ssm|mamba|linear|sparse|compress\w*)(_|$)"
 )
 # Known never to change a tensor, a state or a FLOP.
 # fmt: off
@@ -30,19 +32,46 @@ HARMLESS = frozenset(
         "num_beam_groups", "num_return_sequences", "use_bfloat16", "return_dict", "return_dict_in_generate",
         "output_attentions", "output_hidden_states", "output_scores", "add_cross_attention",
         "_attn_implementation", "_attn_implementation_autoset",
+        # Activations, routing scores, scaling and rotary angles: the same weights and caches whatever they say.
+        "hidden_act", "hidden_activation", "mamba_hidden_act", "mlp_hidden_act", "activation_func",
+        "activation_situ_beta", "activation_situ_linear_beta", "swiglu_alpha", "swiglu_limit", "gate_lower_bound",
+        "attention_value_scale", "final_logit_softcapping", "attn_logit_softcapping", "norm_topk_prob",
+        "routed_scaling_factor", "moe_router_scaling_factor", "scoring_func", "topk_method", "moe_router_dtype",
+        "moe_router_activation_func", "moe_shared_expert_overlap", "router_jitter_noise", "residual_in_fp32",
+        "rescale_prenorm_residual", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min",
+        "hc_eps", "hc_sinkhorn_iters", "compress_rope_theta", "swa_rope_theta", "indexer_rope_interleave",
+        "rope_mode", "use_mrope", "initializer_factor", "embedding_dropout", "rope_local_base_freq",
+        # Vision: how images become tokens, not what the tower is made of.
+        "default_output_length", "image_grid_pinpoints", "image_seq_length", "video_seq_length", "image_placeholder",
+        "video_placeholder", "process_image_mode", "vision_feature_layer", "vision_feature_select_strategy",
+        "vision_segment_max_frames", "vision_soft_tokens_per_image", "projector_hidden_act", "projector_ln_eps",
+        "pos_emb_interpolation_mode", "language_model_only",
+        # Generation, tokens and training bookkeeping that older transformers wrote into every config.
+        "bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "diversity_penalty", "do_sample",
+        "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task",
+        "forced_bos_token_id", "forced_eos_token_id", "is_decoder", "is_encoder_decoder", "length_penalty",
+        "max_length", "min_length", "no_repeat_ngram_size", "prefix", "problem_type", "remove_invalid_values",
+        "repetition_penalty", "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder",
+        "tokenizer_class", "top_k", "top_p", "torchscript", "typical_p", "ignore_index", "cross_attention_hidden_size",
+        "pruned_heads", "classifier_dropout", "summary_type",
     }
 )
 # fmt: on
+# Numbers of special tokens (image_token_id, boa_token_index, ...).
+_TOKEN = re.compile(r"_token_(id|ids|index)$")
+_ABSENT: tuple[Any, ...] = (None, [], {}, "")
 
 
 class Fields:
-    """A config object. Readers ask by name; `refuse_leftovers` names what nobody asked for."""
+    """A config object and the objects inside it that were read. Readers ask by name; what nobody asked for is named:
+    `refuse_leftovers` where it looks structural, `unaccounted` where it does not."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         if not isinstance(values, dict):
             raise InputError(f"is a {type(values).__name__}", where=where, expected="an object")
         self._values, self._where = values, where
         self._read: set[str] = set()
+        self._parts: dict[str, Fields] = {}
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
@@ -111,25 +140,38 @@ class Fields:
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None when absent."""
         value = self.raw(name, None)
-        return None if value is None else Fields(value, f"{self._where}: {name}")
+        return None if value is None else self.part(value, name)
+
+    def part(self, value: Any, name: str) -> "Fields":
+        """A nested object by its place (`name`, `blocks[3]`): its leftovers count as this object's."""
+        if name not in self._parts:
+            self._parts[name] = Fields(value, f"{self._where}: {name}")
+        return self._parts[name]
 
     def ignore(self, *names: str) -> None:
         """Say that these fields were considered and do not change what the model is made of."""
         self._read.update(names)
 
     def leftovers(self) -> list[str]:
-        """Structural-looking fields with a value that no reader asked for."""
-        return sorted(
+        """Structural-looking fields with a value that no reader asked for; those that say false or 0 are off."""
+        return sorted(n for n in self._unread() if self._values[n] not in (False, 0) and _STRUCTURAL.search(n))
+
+    def unaccounted(self) -> list[str]:
+        """Every other field with a value that no reader asked for and that is not known to be harmless, parts first."""
+        inner = [n for part in self._parts.values() for n in part.unaccounted()]
+        return [*inner, *sorted(set(self._unread()) - set(self.leftovers()))]
+
+    def _unread(self) -> list[str]:
+        return [
             name
             for name, value in self._values.items()
-            if name not in self._read
-            and name not in HARMLESS
-            and value not in (None, False, [], {}, "")
-            and _STRUCTURAL.search(name)
-        )
+            if name not in self._read and name not in HARMLESS and value not in _ABSENT and not _TOKEN.search(name)
+        ]
 
     def refuse_leftovers(self) -> None:
         """A config with a structural field we do not account for is refused, naming the fields."""
+        for part in self._parts.values():
+            part.refuse_leftovers()
         names = self.leftovers()
         if names:
             raise NotUnderstood(
@@ -161,6 +203,7 @@ class Draft:
         self.moe: Moe | None = None
         self.mtp_layers = 0
         self.mla_latent = 0
+        self.mla_rope = 0
         self.heads = 0
         self.kv_heads = 0
         self.head_dim = 0

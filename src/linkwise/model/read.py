@@ -102,6 +102,9 @@ def from_config(
     fields.refuse_leftovers()
     if wrapper is not None:
         _wrap(wrapper, top, draft)
+    unaccounted = list(dict.fromkeys([*fields.unaccounted(), *(top.unaccounted() if wrapper else [])]))
+    if unaccounted:
+        draft.notes.append("fields not accounted for: " + ", ".join(unaccounted)[:1000])
     tensors, scheme = _stored(config, quantization, draft, source)
     if weight_dtype is not None:
         tensors, note = quant.what_if(draft.tensors, weight_dtype, draft.dtype)
@@ -124,6 +127,7 @@ def from_config(
         moe=draft.moe,
         mtp_layers=draft.mtp_layers,
         mla_latent=draft.mla_latent,
+        mla_rope=draft.mla_rope,
         quantization=weight_dtype or scheme.name,
         notes=(*draft.notes, *scheme.notes),
     )

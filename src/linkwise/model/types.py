@@ -77,6 +77,8 @@ class State(Frozen, frozen=True, kw_only=True):
     stride: one entry is kept per `stride` tokens (compressed caches).
     dtype: fixed storage dtype, or "kv" when it follows the KV-cache dtype option.
     extra_bytes_per_token: bytes of scales or padding an entry carries beside its elements.
+    entry_bytes: (KV-cache dtype, bytes of one whole entry) where a cache format is no plain array of elements; wins
+        over the arithmetic of the fields above. A tuple, so that a State can be hashed.
     """
 
     name: str
@@ -87,6 +89,7 @@ class State(Frozen, frozen=True, kw_only=True):
     stride: int = 1
     dtype: str = "kv"
     extra_bytes_per_token: int = 0
+    entry_bytes: tuple[tuple[str, int], ...] = ()
 
 
 class Layer(Frozen, frozen=True, kw_only=True):
@@ -151,6 +154,7 @@ class Model(Frozen, frozen=True, kw_only=True):
     served_as: what an engine is told to serve: a hub id or a folder; "" when there is neither.
     dtype: dtype of activations. kv_dtype: "auto" or the dtype the checkpoint was calibrated to keep KV in.
     heads, kv_heads: attention heads (the largest over layers where they differ); 0 without attention.
+    mla_latent, mla_rope: width of an MLA cache entry, and the positional part of it; 0 without MLA.
     mtp_layers: multi-token-prediction layers the checkpoint carries (their tensors have roles mtp.*).
     exact_bytes: True when bytes come from safetensors headers rather than from shapes.
     notes: guesses that had to be made and facts the user should know; printed.
@@ -173,6 +177,7 @@ class Model(Frozen, frozen=True, kw_only=True):
     moe: Moe | None = None
     mtp_layers: int = 0
     mla_latent: int = 0
+    mla_rope: int = 0
     quantization: str = "none"
     exact_bytes: bool = False
     served_as: str = ""

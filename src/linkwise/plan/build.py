@@ -2,16 +2,20 @@
 
 from linkwise._version import __version__
 from linkwise.cluster.types import Cluster
+from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
-from linkwise.plan.choose import choose, decisions, resource_rank
+from linkwise.plan.choose import choose, resource_rank, rule
 from linkwise.plan.collectives import bubble
 from linkwise.plan.figures import Subject, batches, figures, ops_of, prefill_seconds, textbook_figures
+from linkwise.plan.fit import Case
+from linkwise.plan.memory import check_length
 from linkwise.plan.nearest import changes
 from linkwise.plan.operate import in_flight, operation
+from linkwise.plan.reasons import decisions
 from linkwise.plan.search import Found, search
 from linkwise.plan.step import freeze
 from linkwise.plan.time import GroupTime
@@ -32,12 +36,17 @@ def plan(
 
     fixed: degrees the user gave. replicas: how many replicas to run (None = what rate or cluster ask for).
     """
-    found = search(model, cluster, engine, options, workload, fixed)
+    check_length(model, options, workload)
+    if replicas is not None and not 1 <= replicas <= cluster.size:
+        raise InputError(
+            f"{replicas} replicas", where="replicas", expected=f"1..{cluster.size} on {cluster.size} devices"
+        )
+    found = search(model, cluster, engine, options, workload, fixed, replicas)
     if not found.candidates:
         return _none(model, cluster, engine, options, workload, fixed or {}, found)
-    chosen, runner_up = choose(found.candidates, workload)
+    chosen, runner_up = choose(found.candidates, workload, cluster)
     memory = found.ledgers[found.candidates.index(chosen)]
-    count = min(replicas or chosen.replicas, cluster.size // chosen.group_size)
+    count = chosen.replicas
     about = Subject(model, cluster, engine, chosen.layout, options, workload, chosen.point.batch, count)
     at = operation(model, chosen.layout, engine, cluster, workload, options, chosen.point.batch)
     ops = {name: freeze(ops_of(about, batch)) for name, batch in batches(about).items()}
@@ -66,7 +75,8 @@ def plan(
         runner_up=runner_up,
         rejected=found.rejected,
         considered=found.considered,
-        decisions=decisions(model, cluster, engine, options, workload, chosen, found.candidates, found.rejected),
+        decisions=decisions(Case(model, cluster, engine, options, workload), chosen, found),
+        rule=rule(workload, cluster) if found.considered > 1 else "every degree was given",
         figures={path: _number(value) for path, value in figures(about).items()},
         command=tuple(engine.command(model.served_as or model.name, chosen.layout, options)),
         textbook=textbook_figures(about, registry.get("textbook")),

@@ -14,9 +14,7 @@ prompts: TPOT = step(b) + b · ride / output, where a prompt that rides in decod
 Prompts queue (M/D/1) before they run, and fill at most MAX_PROMPT_LOAD of a group's time.
 """
 
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +27,8 @@ from linkwise.core.units import show_time
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.handoff import HandoffOptions, handoff
+from linkwise.plan.handoff_flip import break_even
+from linkwise.plan.handoff_supply import Supply, supply
 from linkwise.plan.operate import MAX_PROMPT_LOAD
 from linkwise.plan.pools import Pool, Question, pool_of
 from linkwise.workload.types import Workload
@@ -47,6 +47,8 @@ class Disaggregation(Frozen, frozen=True, kw_only=True):
 
     prefill_groups, decode_groups: whole groups on the devices. ratio: prefill groups to one decode group at which both
     are busy. starving: the pool that waits for the other ("" when neither by more than 5 %), idle: its idle share.
+    supply: whether the pools serve the rate asked for; None when none is. question: what was asked, with the mixed
+    groups that were compared, so that the verdict's figures explain themselves.
     """
 
     verdict: str
@@ -64,6 +66,8 @@ class Disaggregation(Frozen, frozen=True, kw_only=True):
     break_even: str
     measure: str
     notes: tuple[str, ...]
+    question: Question
+    supply: Supply | None = None
 
 
 class Balance(NamedTuple):
@@ -95,14 +99,29 @@ class _Flow(NamedTuple):
     batch: int
 
 
-def _mixed_batch(q: Question) -> int:
-    """The batch with the most requests/s at which a mixed group meets the targets; 0 when none does."""
-    pool, (batches, steps) = q.mixed, q.mixed.table()
+def _mixed_batch(q: Question, pool: Pool) -> tuple[int, float]:
+    """The batch with the most requests/s at which a mixed group meets the targets, and that rate; 0 when none does."""
+    batches, steps = pool.table()
     rate = np.minimum(1 / (pool.ride + q.output_tokens * steps / batches), MAX_PROMPT_LOAD / pool.prompt)
     load = rate * pool.prompt
     ttft = pool.prefill_s + load * pool.prompt / (2 * (1 - load)) + steps
     good = (batches / (rate * q.output_tokens) <= (q.tpot_s or np.inf)) & (ttft <= (q.ttft_s or np.inf))
-    return int(batches[np.argmax(np.where(good, rate, -1.0))]) if good.any() else 0
+    if not good.any():
+        return 0, 0.0
+    best = int(np.argmax(np.where(good, rate, -1.0)))
+    return int(batches[best]), float(rate[best])
+
+
+def settled(q: Question) -> Question:
+    """The question with one kind of mixed group: what its devices serve most with, the first named of equals."""
+    if not q.others:
+        return q
+    best, most = q.mixed, -1.0
+    for pool in (q.mixed, *q.others):
+        served = _mixed_batch(q, pool)[1] * (q.devices // pool.ranks)
+        if served > most * (1 + 1e-9):
+            best, most = pool, served
+    return msgspec.structs.replace(q, mixed=best, others=())
 
 
 def _mixed_rate(q: Question, batch: int, given: Given) -> Num:
@@ -166,7 +185,7 @@ def _waterfall(q: Question, given: Given) -> _Steps:
     none = given("none", 0.0, "requests/s", "no batch meets the targets")
     devices = given("devices", q.devices, "devices", "asked for")
     groups = q.devices // q.mixed.ranks
-    batch = _mixed_batch(q)
+    batch, _ = _mixed_batch(q, q.mixed)
     mixed: Num = none
     if batch and groups:
         count = given("groups", groups, "groups", "whole mixed groups")
@@ -225,7 +244,7 @@ NAMES = ("interference", "device fit", "transfer", "failure", "capacity")
 
 def verdict_figures(q: Question, *, given: Given = plain) -> dict[str, Num]:
     """Both goodputs and the five terms by name, requests/s; with `given=Quantity.given` each carries its chain."""
-    s = _waterfall(q, given)
+    s = _waterfall(settled(q), given)
     ladder = (s.mixed, s.apart, s.fitted, s.moved, s.mended, s.whole)
     terms = {name: named(name, b - a, "requests/s") for name, a, b in zip(NAMES, ladder, ladder[1:], strict=False)}
     return {"mixed": s.mixed, "disaggregated": s.whole} | terms
@@ -233,9 +252,10 @@ def verdict_figures(q: Question, *, given: Given = plain) -> dict[str, Num]:
 
 def verdict(question: Question) -> Disaggregation:
     """Mixed or disaggregated, with the five terms, what limits, what flips it and what to measure."""
-    q, s = question, _waterfall(question, plain)
+    q = settled(question)
+    s = _waterfall(q, plain)
     found = {k: float(v) for k, v in verdict_figures(q).items()}
-    answer = _winner(q)
+    answer = winner(q)
     pools = balance(s.groups[0], s.flow.prefill_s, s.groups[1], s.flow.decode_s) if s.flow and all(s.groups) else None
     notes = []
     if not all(s.groups) and s.flow:
@@ -247,6 +267,7 @@ def verdict(question: Question) -> Disaggregation:
     if not s.batch:
         notes.append("a mixed group misses a target at any batch")
     ratio = s.flow.prefill_s / s.flow.decode_s if s.flow else 0.0
+    costs = (float(s.flow.prefill_s), float(s.flow.decode_s)) if s.flow else None
     return Disaggregation(
         verdict="neither meets the targets" if answer == "neither" else answer,
         mixed_per_s=found["mixed"], disaggregated_per_s=found["disaggregated"],
@@ -254,7 +275,8 @@ def verdict(question: Question) -> Disaggregation:
         prefill_groups=s.groups[0], decode_groups=s.groups[1], ratio=float(ratio),
         starving=pools.starving if pools else "", idle=pools.idle if pools else 0.0, mixed_batch=s.batch,
         decode_batch=s.flow.batch if s.flow else 0, limiting_link=q.limiting_link,
-        break_even=_break_even(q, answer), measure=_measure(q, s, found), notes=tuple(notes),
+        break_even=break_even(question, winner), measure=_measure(q, s, found), notes=tuple(notes), question=q,
+        supply=None if q.rate_per_s is None else supply(q, q.rate_per_s, costs, found["disaggregated"]),
     )  # fmt: skip
 
 
@@ -276,48 +298,11 @@ def _why(q: Question, s: _Steps, pools: Balance | None) -> dict[str, str]:
     return dict(zip(NAMES, texts, strict=True))
 
 
-def _winner(q: Question) -> str:
-    s = _waterfall(q, plain)
+def winner(question: Question) -> str:
+    """mixed, disaggregated, or neither: the whole verdict's answer."""
+    s = _waterfall(settled(question), plain)
     mixed, whole = float(s.mixed), float(s.whole)
     return "neither" if not (mixed or whole) else "disaggregated" if whole > mixed else "mixed"
-
-
-def _flip(q: Question, now: float, then: float, change: Callable[[float], dict[str, Any]]) -> float | None:
-    """The first value of an input, on the way from `now` to `then`, at which the other side wins, to 1 %; or None."""
-
-    def winner(x: float) -> str:
-        return _winner(msgspec.structs.replace(q, **change(x)))
-
-    start, near = winner(now), now
-    other = {"mixed": "disaggregated", "disaggregated": "mixed"}.get(start, "")
-    for i in range(1, 25):
-        far = now * math.pow(then / now, i / 24)
-        if winner(far) == other:
-            while max(near / far, far / near) > 1.01:
-                middle = math.sqrt(near * far)
-                near, far = (near, middle) if winner(middle) == other else (middle, far)
-            return far
-        near = far
-    return None
-
-
-def _break_even(q: Question, answer: str) -> str:
-    """The nearest input at which the other answer wins: a handoff time, else a TPOT target, else an output length."""
-    other = "mixed" if answer == "disaggregated" else "disaggregated"
-    if answer == "disaggregated":
-        at = _flip(q, max(q.exposed_s, 1e-6), 1e4, lambda x: {"exposed_s": x})
-        if at is not None:
-            return f"{other} wins once a handoff exposes more than {show_time(at)} (now {show_time(q.exposed_s)})"
-    if q.tpot_s is not None:
-        for bound, side in ((q.tpot_s * 100, "above"), (q.tpot_s / 100, "below")):
-            at = _flip(q, q.tpot_s, bound, lambda x: {"tpot_s": x})
-            if at is not None:
-                return f"{other} wins with a TPOT target {side} {show_time(at)} (now {show_time(q.tpot_s)})"
-    for length in (q.output_tokens * 100, max(1, q.output_tokens / 100)):
-        at = _flip(q, q.output_tokens, length, lambda x: {"output_tokens": max(1, round(x))})
-        if at is not None:
-            return f"{other} wins with outputs of about {at:.0f} tokens (now {q.output_tokens})"
-    return "no handoff time, TPOT target or output length within a factor of 100 flips it"
 
 
 def _measure(q: Question, s: _Steps, found: dict[str, float]) -> str:
@@ -334,11 +319,12 @@ def _measure(q: Question, s: _Steps, found: dict[str, float]) -> str:
 
 
 def compare(
-    model: Model, cluster: Cluster, engine: Engine, workload: Workload, *, mixed: Layout, prefill: Layout,
-    decode: Layout, options: Options | None = None, handoff_options: HandoffOptions | None = None,
+    model: Model, cluster: Cluster, engine: Engine, workload: Workload, *, mixed: Layout | tuple[Layout, ...],
+    prefill: Layout, decode: Layout, options: Options | None = None, handoff_options: HandoffOptions | None = None,
 ) -> Disaggregation:  # fmt: skip
-    """The verdict for three layouts on one cluster: step times from the plan's time model, the handoff from its routes.
+    """The verdict on one cluster: step times from the plan's time model, the handoff from its routes.
 
+    mixed: one layout, or several, of which the one with the most requests/s inside the targets is compared.
     Raises InputError when a layout does not fit, or the prefill and decode groups do not fit beside each other.
     """
     chosen = options or Options()
@@ -347,16 +333,19 @@ def compare(
         prefill_tp=prefill.tp, prefill_pp=prefill.pp, decode_tp=decode.tp, decode_pp=decode.pp, engine=engine,
         kv_dtype=chosen.kv_dtype or "auto", options=handoff_options,
     )  # fmt: skip
-    sides = [pool_of(model, cluster, engine, layout, workload, chosen) for layout in (mixed, prefill, decode)]
+    several = (mixed,) if isinstance(mixed, Layout) else mixed
+    sides = [pool_of(model, cluster, engine, layout, workload, chosen) for layout in (prefill, decode, *several)]
     return verdict(
         Question(
-            mixed=sides[0],
-            prefill=sides[1],
-            decode=sides[2],
+            prefill=sides[0],
+            decode=sides[1],
+            mixed=sides[2],
+            others=tuple(sides[3:]),
             devices=cluster.size,
             output_tokens=workload.osl_tokens,
             ttft_s=workload.targets.ttft_s,
             tpot_s=workload.targets.tpot_s,
+            rate_per_s=workload.rate_per_s,
             exposed_s=moved.exposed_s,
             link_rate_per_s=moved.max_rate_per_s,
             limiting_link=moved.limiting,

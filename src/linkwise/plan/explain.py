@@ -1,12 +1,13 @@
 """The chain behind any figure of a plan or a fit, recomputed from the inputs the file embeds."""
 
 import difflib
+import math
 
 import msgspec
 
 from linkwise.core.chain import Chain, chain_of
 from linkwise.core.errors import InputError
-from linkwise.core.quantity import Quantity, value_of
+from linkwise.core.quantity import Num, Quantity, value_of
 from linkwise.engine import registry
 from linkwise.plan.figures import Subject, batches, figures, ops_of, traffic_figures
 from linkwise.plan.ledger import ledger_figures
@@ -53,16 +54,32 @@ def explain(value: Plan | Fit, path: str) -> Explanation:
         found = ledger_figures(
             value.model, value.cluster, engine, value.layout, value.options, value.workload, Quantity.given
         )
-        return Explanation(path, _chain(found[path], path))
+        return _checked(Explanation(path, _chain(_known(found, path), path)), value)
     about = subject(value)
-    chain = _chain(figures(about, Quantity.given)[path], path)
+    chain = _chain(_known(figures(about, Quantity.given), path), path)
     step = path.split(".", maxsplit=1)[0]
     if step not in {"prefill", "decode", "mixed"} or path not in value.textbook:
-        return Explanation(path, chain)
+        return _checked(Explanation(path, chain), value)
     textbook = about._replace(engine=registry.get("textbook"))
     batch = batches(about, Quantity.given)[step]
     beside = traffic_figures(step, ops_of(textbook, batch, Quantity.given))
-    return Explanation(path, chain, _chain(beside[path], path), _differences(about, textbook, step, path))
+    differences = _differences(about, textbook, step, path)
+    return _checked(Explanation(path, chain, _chain(_known(beside, path), path), differences), value)
+
+
+def _known(found: dict[str, Num], path: str) -> Num:
+    if path not in found:
+        raise InputError(f"figure {path!r} does not follow from the inputs of this file", where="explain")
+    return found[path]
+
+
+def _checked(explanation: Explanation, value: Plan | Fit) -> Explanation:
+    """Say so when the file stores another figure than its inputs give: it was edited, or another version wrote it."""
+    stored, now = value.figures[explanation.path], explanation.chain.result.value
+    if math.isclose(stored, now, rel_tol=1e-9):
+        return explanation
+    line = f"the file stores {stored:g}; its inputs give {now:g}: it was edited, or written by another version"
+    return msgspec.structs.replace(explanation, differences=(line, *explanation.differences))
 
 
 def _chain(number: object, path: str) -> Chain:

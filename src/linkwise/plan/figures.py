@@ -9,9 +9,10 @@ from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, named, plain, times, total, value_of
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
+from linkwise.plan.batch import Batch
 from linkwise.plan.ledger import ledger_figures
 from linkwise.plan.operate import decode_step, mixed_step, operation, prefill_step
-from linkwise.plan.step import Batch, step_ops
+from linkwise.plan.step import step_ops
 from linkwise.plan.time import GroupTime, group_seconds, op_seconds, place_of, spans
 from linkwise.plan.types import Op
 from linkwise.workload.types import Workload
@@ -78,28 +79,23 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
 
 
 def traffic_figures(step: str, ops: Iterable[Op]) -> dict[str, Num]:
-    """S, calls and bytes by role and by kind, per rank and step, for the stage that sends most."""
+    """S, calls and bytes per rank and step: each role in the stage that sends most of it, each kind and the whole step
+    in the stage that sends most in all."""
     by_stage: dict[int, list[Op]] = {}
     for op in ops:
         by_stage.setdefault(op.stage, []).append(op)
+    result: dict[str, Num] = {f"{step}.sent_bytes": 0, f"{step}.calls": 0}
     if not by_stage:
-        return {f"{step}.sent_bytes": 0, f"{step}.calls": 0}
-    busiest = max(by_stage.values(), key=lambda found: sum(value_of(o.wire_sent_bytes) * o.repeat for o in found))
-    result: dict[str, Num] = {}
-    for op in busiest:
-        path = f"{step}.{op.role}"
-        result[f"{path}.S_bytes"] = named(f"{path}.S_bytes", op.S_bytes, "B", "one call, as the group sees it")
-        result[f"{path}.calls"] = op.repeat
-        for field, value in _moved(op):
-            result[f"{path}.{field}"] = named(
-                f"{path}.{field}", times(op.repeat, value), "B", f"per rank, {op.repeat} calls"
-            )
+        return result
+    for op in sorted((op for found in by_stage.values() for op in found), key=_weight):
+        result |= _role_figures(step, op)
+    busiest = max(by_stage.values(), key=lambda found: sum(_weight(op) for op in found))
     kinds = sorted({op.kind for op in busiest})
     for kind in kinds:
         same = [op for op in busiest if op.kind == kind]
-        for field in ("sent_bytes", "recv_bytes", "useful_recv_bytes"):
+        for field in FIELDS:
             path = f"{step}.{kind}.{field}"
-            terms = [result[f"{step}.{op.role}.{field}"] for op in same]
+            terms = [_role_figures(step, op)[f"{step}.{op.role}.{field}"] for op in same]
             result[path] = named(path, total(terms), "B", "per rank and step, all roles of this kind")
         result[f"{step}.{kind}.calls"] = sum(op.repeat for op in same)
     path = f"{step}.sent_bytes"
@@ -108,12 +104,23 @@ def traffic_figures(step: str, ops: Iterable[Op]) -> dict[str, Num]:
     return result
 
 
-def _moved(op: Op) -> tuple[tuple[str, Num], ...]:
-    return (
-        ("sent_bytes", op.wire_sent_bytes),
-        ("recv_bytes", op.wire_recv_bytes),
-        ("useful_recv_bytes", op.useful_recv_bytes),
-    )
+FIELDS = ("sent_bytes", "recv_bytes", "useful_recv_bytes")
+
+
+def _weight(op: Op) -> float:
+    return float(value_of(op.wire_sent_bytes)) * op.repeat
+
+
+def _role_figures(step: str, op: Op) -> dict[str, Num]:
+    path = f"{step}.{op.role}"
+    found = {
+        f"{path}.S_bytes": named(f"{path}.S_bytes", op.S_bytes, "B", "one call, as the group sees it"),
+        f"{path}.calls": op.repeat,
+    }
+    note = f"per rank, {op.repeat} calls" + (f" of stage {op.stage}" if op.stage else "")
+    for field, value in zip(FIELDS, (op.wire_sent_bytes, op.wire_recv_bytes, op.useful_recv_bytes), strict=True):
+        found[f"{path}.{field}"] = named(f"{path}.{field}", times(op.repeat, value), "B", note)
+    return found
 
 
 def _time_figures(step: str, group: GroupTime) -> dict[str, Num]:

@@ -18,14 +18,12 @@ from linkwise.engine.base import Engine, Options, Refusal
 from linkwise.model import quant
 from linkwise.model.types import Model
 from linkwise.plan.ledger import ledger, ledger_figures
+from linkwise.plan.memory import check_length
 from linkwise.plan.search import layouts
+from linkwise.plan.shortfall import LOWER_UTILISATIONS, STEP_SEQS, STEP_TOKENS, UTILISATIONS
 from linkwise.plan.types import Fit, Ledger, Shortfall
 from linkwise.workload.types import Workload
 
-# Smaller steps an engine still runs well with; tried from the largest down.
-_STEP_TOKENS = (8192, 4096, 2048, 1024, 512)
-_STEP_SEQS = (512, 256, 128, 64)
-_UTILISATIONS = (0.95, 0.97)
 # How far into the order of resources a layout comes before it fails: the later, the nearer it is to fitting.
 _ORDER = ("legality", "weights", "workspace", "device memory", "kv", "kv concurrency")
 
@@ -71,6 +69,7 @@ def fit(
             where="options",
             expected="a model read with the same weight_dtype",
         )
+    check_length(model, options, workload)
     case = Case(model, cluster, engine, options, workload)
     if layout is not None:
         if layout.size > cluster.size:
@@ -200,6 +199,7 @@ def nearest(case: Case, best: Tried, *, chosen: bool) -> tuple[str, ...]:
         offers += [lambda: _narrow_weights(case, best)]
     elif short.resource in {"workspace", "device memory"}:
         offers += [lambda: _smaller_step(case, best), lambda: _more_memory(case, best)]
+        offers += [lambda: _less_memory(case, best), lambda: _eager(case, best)]
         offers += [lambda: _narrow_weights(case, best)]
     elif kv:
         offers += [lambda: _narrow_kv(case, best), lambda: _shorter(case, best), lambda: _fewer(case, best)]
@@ -241,8 +241,8 @@ def _narrow_kv(case: Case, best: Tried) -> str:
 def _smaller_step(case: Case, best: Tried) -> str:
     """Fewer requests in a step where sampling sets the peak, fewer tokens where the forward pass does, else both."""
     now = case.engine.resolve(case.options, case.model, case.cluster.accelerator, best.layout)
-    seqs = [{"max_seqs": n} for n in _STEP_SEQS if n < now.max_seqs]
-    tokens = [{"max_batched_tokens": n} for n in _STEP_TOKENS if n < now.max_batched_tokens]
+    seqs = [{"max_seqs": n} for n in STEP_SEQS if n < now.max_seqs]
+    tokens = [{"max_batched_tokens": n} for n in STEP_TOKENS if n < now.max_batched_tokens]
     sampling = any(rank.bytes_of("logits") for rank in best.ledger.ranks)
     both = [{**a, **b} for a, b in zip(tokens[-2:], seqs[-2:], strict=False)]
     for changes in (*(seqs + tokens if sampling else tokens + seqs), *both):
@@ -253,10 +253,23 @@ def _smaller_step(case: Case, best: Tried) -> str:
 
 def _more_memory(case: Case, best: Tried) -> str:
     now = case.engine.resolve(case.options, case.model, case.cluster.accelerator, best.layout).memory_utilization
-    for share in _UTILISATIONS:
+    for share in UTILISATIONS:
         if share > now and _fits_with(case, best.layout, memory_utilization=share):
             return f"memory_utilization {share:g}"
     return ""
+
+
+def _less_memory(case: Case, best: Tried) -> str:
+    """A smaller budget, where what lies beside it is short."""
+    now = case.engine.resolve(case.options, case.model, case.cluster.accelerator, best.layout).memory_utilization
+    for share in LOWER_UTILISATIONS:
+        if share < now and _fits_with(case, best.layout, memory_utilization=share):
+            return f"memory_utilization {share:g}"
+    return ""
+
+
+def _eager(case: Case, best: Tried) -> str:
+    return "no CUDA graphs (eager)" if not case.options.eager and _fits_with(case, best.layout, eager=True) else ""
 
 
 def _shorter(case: Case, best: Tried) -> str:

@@ -9,11 +9,11 @@ from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, total, value_of
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
+from linkwise.plan.batch import prefill_batch
 from linkwise.plan.handoff_case import NETWORK, Case, Load, case_of, link_name, loads_of
 from linkwise.plan.handoff_types import Flow, Handoff, HandoffOptions, LinkLoad, RankShare
 from linkwise.plan.inventory import bytes_per_token, inventory, request_bytes, stages
 from linkwise.plan.reshard import Piece, entries, entry_bytes, regions
-from linkwise.plan.step import prefill_batch
 from linkwise.plan.time import flops_seconds, group_seconds, read_seconds
 
 
@@ -297,8 +297,8 @@ def _notes(case: Case, figures: dict[str, Num]) -> tuple[str, ...]:
     if groups >= 1:
         each = 1 / float(value_of(figures["prefill_s"]))
         notes.append(
-            f"one prefill group computes {each:.3g} prompts/s at most: {case.rate:g}/s takes {int(groups) + 1} of them,"
-            " each with routes of its own; the links here carry the whole rate"
+            f"one prefill group computes {each:.3g} prompts/s at most: {case.rate:g}/s takes several, each with routes"
+            " of its own; the links here carry the whole rate"
         )
     if not case.textbook:
         notes.append(f"times rest on {case.cluster.constants.label} constants")

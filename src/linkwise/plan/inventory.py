@@ -185,6 +185,9 @@ def token_bytes(state: State, layout: Layout, kv_dtype: str) -> int:
     heads = state_heads(state, layout.tp // layout.dcp if state.per_token else layout.tp)
     local = elements // state.heads * heads
     dtype = kv_dtype if state.dtype == "kv" else state.dtype
+    for stored, each in state.entry_bytes:
+        if stored == dtype:
+            return -(-each * heads // state.heads)
     return -(-local * BITS[dtype] // 8) + state.extra_bytes_per_token
 
 

@@ -109,6 +109,17 @@ class RankFigures(NamedTuple):
         return total((self.peak.forward, self.peak.extra, fixed.runtime, fixed.collective, fixed.graphs))
 
 
+def check_length(model: Model, options: Options, workload: Workload) -> None:
+    """Raises InputError when the workload's requests are longer than the model, or the limit given, allows."""
+    limit, name = options.max_model_len or model.max_len, "max_model_len" if options.max_model_len else model.name
+    if limit and workload.total_tokens > limit:
+        raise InputError(
+            f"requests of {workload.isl_tokens:,} + {workload.osl_tokens:,} tokens",
+            where="workload",
+            expected=f"at most {limit:,} tokens in all ({name})",
+        )
+
+
 def case_of(
     model: Model, cluster: Cluster, engine: Engine, layout: Layout, options: Options, workload: Workload
 ) -> Case:

@@ -41,7 +41,7 @@ def changes(
 
     def best(what: Model, load: Workload) -> Candidate | None:
         found = search(what, cluster, engine, options, load, fixed).candidates
-        return choose(found, load)[0] if found else None
+        return choose(found, load, cluster)[0] if found else None
 
     offers = [_as_it_is(best, model, workload), _narrower(best, model, workload), _looser(best, model, workload)]
     if short.resource == "rate":

@@ -1,5 +1,7 @@
 """One kind of group as a pool of it behaves: its prompt time and its decode step by batch size."""
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,8 +58,7 @@ class Pool(Frozen, frozen=True, kw_only=True):
 
     def table(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Every batch up to the largest, and its step."""
-        batches = np.arange(1, self.steps[-1][0] + 1, dtype=float)
-        return batches, np.interp(batches, [b for b, _ in self.steps], [s for _, s in self.steps])
+        return _table(self.steps)
 
     def step(self, batch: int) -> float:
         """Seconds of a decode step with `batch` requests."""
@@ -66,9 +67,18 @@ class Pool(Frozen, frozen=True, kw_only=True):
         return float(np.interp(batch, [b for b, _ in self.steps], [s for _, s in self.steps]))
 
 
+@lru_cache(maxsize=512)
+def _table(steps: tuple[tuple[int, float], ...]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    # A verdict is asked hundreds of times for the same pools while its break-even is looked for.
+    batches = np.arange(1, steps[-1][0] + 1, dtype=float)
+    return batches, np.interp(batches, [b for b, _ in steps], [s for _, s in steps])
+
+
 class Question(Frozen, frozen=True, kw_only=True):
     """What is compared. exposed_s: handoff time prefill does not hide. link_rate_per_s: handoffs/s one group's route
-    carries (None = no limit). limiting_link: its name.
+    carries (None = no limit). limiting_link: its name. rate_per_s: the rate the pools are to serve, where one is asked.
+
+    others: further kinds of mixed groups; the one with the most requests/s inside the targets is compared.
 
     failures_per_device_hour: 419 unexpected interruptions in 54 days of 16,384 devices (Llama 3 herd of models, arXiv
     2407.21783, section 3.3.4). restart_s: a group's way back (stated; measure it).
@@ -81,6 +91,8 @@ class Question(Frozen, frozen=True, kw_only=True):
     decode: Pool
     ttft_s: float | None = None
     tpot_s: float | None = None
+    others: tuple[Pool, ...] = ()
+    rate_per_s: float | None = None
     exposed_s: float = 0.0
     link_rate_per_s: float | None = None
     limiting_link: str = ""
@@ -94,6 +106,7 @@ class Question(Frozen, frozen=True, kw_only=True):
             ("ttft_s", self.ttft_s, 1e-9, 1e6),
             ("tpot_s", self.tpot_s, 1e-9, 1e6),
             ("exposed_s", self.exposed_s, 0, 1e6),
+            ("rate_per_s", self.rate_per_s, 1e-9, 1e9),
             ("link_rate_per_s", self.link_rate_per_s, 1e-9, 1e9),
             ("failures_per_device_hour", self.failures_per_device_hour, 0, 1),
             ("restart_s", self.restart_s, 0, 1e6),

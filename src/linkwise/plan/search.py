@@ -1,9 +1,11 @@
 """Every layout the model, the engine and the cluster allow, each with the first resource that does not fit or with the
 point it operates at (DESIGN §2.4). Choosing among the feasible ones is choose.py's question."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -52,11 +54,18 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
+# Groups beyond this many ranks are searched only while nothing smaller is feasible, and never beyond MAX_RANKS: the
+# rule prefers small groups, and nothing published has made a larger one worth its size.
+USUAL_RANKS = 64
+MAX_RANKS = 1024
+
+
 def group_sizes(cluster: Cluster) -> list[int]:
-    """Group sizes that pack: parts of a node, or whole nodes."""
+    """Group sizes that pack, ascending: parts of a node, or whole nodes."""
     inside = divisors(cluster.devices_per_node)
-    across = [cluster.devices_per_node * n for n in range(2, cluster.nodes + 1) if cluster.nodes % n == 0 or n <= 4]
-    return inside + sorted(set(across))
+    most = min(cluster.nodes, max(1, MAX_RANKS // cluster.devices_per_node))
+    across = [n for n in range(2, most + 1) if cluster.nodes % n == 0 or n <= 4]
+    return inside + [cluster.devices_per_node * n for n in across]
 
 
 def layouts(model: Model, cluster: Cluster, fixed: dict[str, int]) -> Iterator[Layout]:
@@ -99,28 +108,31 @@ def search(
     options: Options,
     workload: Workload,
     fixed: dict[str, int] | None = None,
+    replicas: int | None = None,
 ) -> Found:
-    """Evaluate every layout at twelve batch sizes."""
+    """Evaluate every layout at twelve batch sizes. replicas: how many to run; None = what rate or cluster ask for."""
     candidates: list[Candidate] = []
     ledgers: list[Ledger] = []
     rejected: list[Rejection] = []
     considered = 0
     for layout in layouts(model, cluster, fixed or {}):
+        if candidates and layout.size > max(USUAL_RANKS, candidates[0].group_size):
+            break
         considered += 1
-        replicas = cluster.size // layout.size
+        held = cluster.size // layout.size
+        if replicas is not None and replicas > held:
+            illegal = _illegal(f"{replicas} replicas of {layout.size} devices are more than {cluster.size} devices", "")
+            rejected.append(Rejection(layout=layout, replicas=held, shortfall=illegal))
+            continue
         refusal = engine.refuses(model, layout, devices_per_node=cluster.devices_per_node)
         if refusal is not None:
-            rejected.append(
-                Rejection(layout=layout, replicas=replicas, shortfall=_illegal(refusal.reason, refusal.change))
-            )
+            illegal = _illegal(refusal.reason, refusal.change)
+            rejected.append(Rejection(layout=layout, replicas=held, shortfall=illegal))
             continue
         memory = ledger(model, cluster, engine, layout, options, workload)
-        if memory.shortfall is not None:
-            rejected.append(Rejection(layout=layout, replicas=replicas, shortfall=memory.shortfall))
-            continue
-        outcome = evaluate(model, cluster, engine, options, workload, layout, memory)
+        outcome = memory.shortfall or evaluate(model, cluster, engine, options, workload, layout, memory, replicas)
         if isinstance(outcome, Shortfall):
-            rejected.append(Rejection(layout=layout, replicas=replicas, shortfall=outcome))
+            rejected.append(Rejection(layout=layout, replicas=held, shortfall=outcome))
         else:
             candidates.append(outcome)
             ledgers.append(memory)
@@ -144,69 +156,105 @@ def evaluate(
     workload: Workload,
     layout: Layout,
     memory: Ledger,
+    replicas: int | None = None,
 ) -> Candidate | Shortfall:
-    """The point a fitting layout operates at, or the first target it misses."""
+    """The point a fitting layout operates at, or the first target it misses. replicas as in `search`."""
     places = spans(layout, cluster)
+    available = replicas or cluster.size // layout.size
     most = min(memory.requests, engine.resolve(options, model, cluster.accelerator, layout).max_seqs * layout.dp_attn)
-    targets = workload.targets
-
-    def at(sizes: Sizes) -> Points:
-        found = operation(model, layout, engine, cluster, workload, options, sizes, places)
-        tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (found.tpot, found.ttft, found.rate))
-        return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
-
-    available = cluster.size // layout.size
-    wanted = workload.rate_per_s
-    grid = np.array(BATCHES)
+    grid: Sizes = np.array(BATCHES)
     if workload.concurrency is not None:
         # So many requests and no more: replicas beyond them would idle.
         available = min(available, workload.concurrency)
         most = min(most, -(-workload.concurrency // available))
-        grid = grid if wanted is not None else np.array([most])
-    points = at(np.unique(np.minimum(grid, most)))
+        grid = grid if workload.rate_per_s is not None else np.array([most])
+
+    def at(sizes: Sizes) -> Points:
+        found = operation(model, layout, engine, cluster, workload, options, sizes, places)
+        tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (found.tpot, found.ttft, found.rate))
+        targets = workload.targets
+        return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
+
+    points = _refined(at, np.unique(np.minimum(grid, most)))
     good = points.meets_tpot & points.meets_ttft
-    if good.any() and not good[-1]:
-        # The largest batch inside the targets lies between two powers of two: look there.
-        last = int(np.flatnonzero(good)[-1])
-        between = np.linspace(points.sizes[last], points.sizes[last + 1], len(BATCHES)).astype(int)
-        points = at(np.unique(np.concatenate([points.sizes, between])))
-        good = points.meets_tpot & points.meets_ttft
-    sizes, tpot, ttft, rate, meets_tpot, meets_ttft = points
-    if not meets_ttft.any():
-        return _missed("ttft", float(ttft.min()), targets.ttft_s or 0.0, places, layout)
-    if not meets_tpot.any():
-        return _missed("tpot", float(tpot.min()), targets.tpot_s or 0.0, places, layout)
     if not good.any():
-        return _missed("tpot", float(tpot[meets_ttft].min()), targets.tpot_s or 0.0, places, layout)
-    best = int(np.argmax(np.where(good, rate, -1.0)))
-    max_rate = float(rate[best])
-    replicas = available if wanted is None else max(1, int(np.ceil(wanted / max_rate - 1e-9)))
-    if replicas > available:
-        return Shortfall(
-            resource="rate", rank=0, need=wanted or 0.0, have=max_rate * available, unit="requests/s",
-            reason=f"{available} replica(s) sustain {max_rate:.2f} requests/s each within the targets",
-            change=f"{replicas} replicas of {layout.size} devices: {replicas * layout.size} devices in all",
-        )  # fmt: skip
-    offered = max_rate if wanted is None else wanted / replicas
-    # The smallest batch that carries the offered rate: where a replica settles.
-    enough = good & (rate >= offered * (1 - 1e-9))
-    settled = int(np.argmax(enough)) if enough.any() else best
+        return _missed(points, workload, places, layout)
+    settled = _settle(points, good, available, workload)
+    if isinstance(settled, Shortfall):
+        return msgspec.structs.replace(settled, change=settled.change.format(size=layout.size))
+    point, max_rate, used = settled
     return Candidate(
-        layout=layout, replicas=replicas, group_size=layout.size, max_rate_per_s=max_rate, requests=memory.requests,
-        point=Point(
-            batch=int(sizes[settled]), tpot_s=float(tpot[settled]), ttft_s=float(ttft[settled]),
-            rate_per_s=offered, tokens_per_s=offered * workload.osl_tokens,
+        layout=layout,
+        replicas=used if replicas is None else replicas,
+        group_size=layout.size,
+        max_rate_per_s=max_rate,
+        requests=memory.requests,
+        point=point,
+        kv_tokens=memory.kv_tokens,
+        weights_bytes_per_rank=max(r.bytes_of("weights") for r in memory.ranks),
+        tier=crossing(layout, places),
+        stage_tier=places["stage"].tier.value,
+    )
+
+
+def _refined(at: Callable[[Sizes], Points], sizes: Sizes) -> Points:
+    """The largest batch inside the targets lies between two powers of two: look there too."""
+    points = at(sizes)
+    good = points.meets_tpot & points.meets_ttft
+    if not good.any() or good[-1]:
+        return points
+    last = int(np.flatnonzero(good)[-1])
+    between = np.linspace(sizes[last], sizes[last + 1], len(BATCHES)).astype(int)
+    return at(np.unique(np.concatenate([sizes, between])))
+
+
+def _settle(
+    points: Points, good: npt.NDArray[np.bool_], available: int, workload: Workload
+) -> tuple[Point, float, int] | Shortfall:
+    """Where a replica settles: the smallest batch that carries its share of the rate, else the best rate."""
+    best = int(np.argmax(np.where(good, points.rate, -1.0)))
+    max_rate, wanted = float(points.rate[best]), workload.rate_per_s
+    used = available if wanted is None else max(1, math.ceil(wanted / max_rate - 1e-9))
+    if used > available:
+        return Shortfall(
+            resource="rate",
+            rank=0,
+            need=wanted or 0.0,
+            have=max_rate * available,
+            unit="requests/s",
+            reason=f"{available} replica(s) sustain {max_rate:.2f} requests/s each within the targets",
+            change=f"{used} replicas of {{size}} devices",
+        )
+    offered = max_rate if wanted is None else wanted / used
+    enough = good & (points.rate >= offered * (1 - 1e-9))
+    i = int(np.argmax(enough)) if enough.any() else best
+    return (
+        Point(
+            batch=int(points.sizes[i]),
+            tpot_s=float(points.tpot[i]),
+            ttft_s=float(points.ttft[i]),
+            rate_per_s=offered,
+            tokens_per_s=offered * workload.osl_tokens,
         ),
-        kv_tokens=memory.kv_tokens, weights_bytes_per_rank=max(r.bytes_of("weights") for r in memory.ranks),
-        tier=crossing(layout, places), stage_tier=places["stage"].tier.value,
-    )  # fmt: skip
+        max_rate,
+        used,
+    )
 
 
-def _missed(resource: str, have: float, need: float, places: dict[str, Span], layout: Layout) -> Shortfall:
-    name = resource.upper()
-    across = f"; tp {layout.tp} crosses the {places['tp'].tier.value} tier" if layout.tp > 1 else ""
+def _missed(points: Points, workload: Workload, places: dict[str, Span], layout: Layout) -> Shortfall:
+    """The first latency target that no batch size meets, or none together with the other."""
+    late = not points.meets_ttft.any()
+    resource = "ttft" if late else "tpot"
+    need = (workload.targets.ttft_s if late else workload.targets.tpot_s) or 0.0
+    have = points.ttft if late else points.tpot if not points.meets_tpot.any() else points.tpot[points.meets_ttft]
+    best, name = float(have.min()), resource.upper()
+    across = f"; tp {layout.tp} spans the {places['tp'].tier.value} tier" if layout.tp > 1 else ""
     return Shortfall(
-        resource=resource, rank=0, need=need, have=have, unit="s",
-        reason=f"best {name} is {have * 1e3:.1f} ms against {need * 1e3:.1f} ms{across}",
-        change=f"a {name} target of {have * 1e3:.0f} ms, or more ranks in the group",
-    )  # fmt: skip
+        resource=resource,
+        rank=0,
+        need=need,
+        have=best,
+        unit="s",
+        reason=f"best {name} is {best * 1e3:.1f} ms against {need * 1e3:.1f} ms{across}",
+        change=f"a {name} target of {math.ceil(best * 1e5) / 100:g} ms, or more ranks in the group",
+    )

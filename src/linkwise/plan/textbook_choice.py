@@ -8,9 +8,10 @@ from linkwise.core.quantity import Num, Quantity, total, value_of
 from linkwise.core.units import show_bytes, show_time
 from linkwise.engine import registry
 from linkwise.engine.base import Options
+from linkwise.plan.batch import decode_batch
 from linkwise.plan.build import plan
 from linkwise.plan.ledger import ledger
-from linkwise.plan.step import decode_batch, step_ops
+from linkwise.plan.step import step_ops
 from linkwise.plan.textbook import Figures, Inputs, Worked, cluster, step
 from linkwise.plan.time import group_seconds, place_of, spans
 from linkwise.plan.types import NoPlan

@@ -12,12 +12,14 @@ from linkwise.core.quantity import Num, Quantity, total, value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Layer, Model, State
+from linkwise.plan.batch import decode_batch
 from linkwise.plan.collectives import all_gather, all_to_all, bubble
 from linkwise.plan.handoff import HandoffOptions, handoff_figures, prefill_seconds
-from linkwise.plan.step import Place, decode_batch, step_ops
+from linkwise.plan.step import step_ops
 from linkwise.plan.textbook import Figures, Inputs, Worked, cluster, compare, step
 from linkwise.plan.time import read_seconds, spans
 from linkwise.plan.types import Op
+from linkwise.plan.writer import Place
 
 GIVEN = Quantity.given
 # Groups of an 8-device node share its island, so the engines' custom kernels apply.

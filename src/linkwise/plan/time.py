@@ -11,13 +11,15 @@ from typing import NamedTuple
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout, groups
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, power, times, total, where
+from linkwise.core.quantity import Given, Num, maximum, named, plain, power, times, total, where
 from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model
+from linkwise.plan.batch import Batch
 from linkwise.plan.collectives import hops
 from linkwise.plan.inventory import Inventory, Stage, held, inventory, layers_within, read_bytes, stages
-from linkwise.plan.step import Batch, Place, kernel_limits, kv_dtype_of, stage_ops
+from linkwise.plan.step import kv_dtype_of, stage_ops
 from linkwise.plan.types import Op
+from linkwise.plan.writer import Place, kernel_limits
 
 US = 1e-6
 
@@ -98,7 +100,8 @@ def op_seconds(
         # Only what is bound for other nodes crosses the NICs.
         elsewhere = op.size - place.per_node
         moved = moved * given("remote_share", elsewhere / (op.size - 1), "", f"{elsewhere} of {op.size - 1} peers")
-    return named(f"{op.role}.call", _skewed(latency + moved / bandwidth, op), "s")
+    slower = cluster.constants.collective_factor
+    return named(f"{op.role}.call", times(_skewed(latency + moved / bandwidth, op), slower), "s")
 
 
 def _call_latency(cluster: Cluster, name: str, tier: Tier, role: str, steps: int, given: Given) -> Num:
@@ -189,9 +192,7 @@ def stage_seconds(
     c = cluster.constants
     model = stock.model
     hbm = given("hbm", cluster.accelerator.hbm_Bps * c.hbm_efficiency, "B/s", f"{cluster.accelerator.label}, {c.label}")
-    spread = layout.cp if batch.kind != "decode" else 1
-    tokens = ceil_div(batch.tokens, spread) if spread > 1 else batch.tokens
-    kind = batch.kind
+    tokens, kind = batch.rank_tokens(layout.cp), batch.kind
     parts: dict[str, Num] = {}
     for name, (size, elements) in sorted(stage_work(stock, stage, layout, engine, options).parts.items()):
         rows = batch.sampled if name == "head" else tokens

@@ -201,6 +201,7 @@ class Plan(Frozen, frozen=True, kw_only=True):
     rejected: tuple[Rejection, ...]
     considered: int
     decisions: tuple[Decision, ...]
+    rule: str
     figures: dict[str, float]
     textbook: dict[str, float] = {}
     command: tuple[str, ...] = ()

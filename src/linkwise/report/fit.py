@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from linkwise.core.units import GB, show_bytes
+from linkwise.core.units import GB, show_lack
 from linkwise.plan.types import Fit
 from linkwise.report.text import (
     budget_words,
@@ -10,6 +10,7 @@ from linkwise.report.text import (
     engine_words,
     heading,
     memory_line,
+    missing,
     rank_table,
     remarks,
 )
@@ -37,7 +38,7 @@ def _yes(fit: Fit) -> list[str]:
     each = " a replica" if fit.replicas > 1 else ""
     lines = [
         f"fits: {copies}.  {weights:.1f} GB of weights a rank, {tightest.kv_bytes / GB:.1f} GB left for KV:"
-        f" {capacity_words(fit.ledger, fit.workload)}{each}",
+        f" {capacity_words(fit.ledger, fit.workload, fit.resolved)}{each}",
         f"tightest: {tightest.rank_class}, {memory_line(fit.ledger, fit.resolved)}",
     ]
     if fit.nearest:
@@ -53,15 +54,15 @@ def _no(fit: Fit) -> list[str]:
     if short.resource == "weights":
         rank = next(r for r in fit.ledger.ranks if short.rank in r.ranks)
         budget = budget_words(rank, fit.resolved)
-        reason = f"{fit.layout} needs {show_bytes(short.need)} on each rank, the budget is {budget}"
+        needed = show_lack(short.need, short.have)[0]
+        reason = f"{fit.layout} needs {needed} on each rank, the budget is {budget}"
     else:
         reason = short.reason
-    missing = f": short by {show_bytes(short.need - short.have)}" if short.unit == "B" else ""
-    lines = [f"does not fit: {short.resource}.  {reason}{missing}"]
+    lines = [f"does not fit: {short.resource}.  {reason}{missing(short)}"]
     nearest = fit.nearest or ((short.change,) if short.change else ())
     if nearest:
         lines.append("nearest: " + "; or ".join(nearest))
-    path = _path(fit, f"{short.resource}.rank{short.rank}", short.resource)
+    path = _path(fit, f"{short.resource}.rank{short.rank}", f"short.rank{short.rank}", short.resource)
     return [*lines, f"why it cannot be otherwise: linkwise explain fit:{path}"]
 
 

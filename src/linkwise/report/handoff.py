@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def screen(found: Handoff, mixed: Layout | None = None, verdict: Disaggregation | None = None) -> list[str]:
+def screen(
+    found: Handoff, mixed: Layout | None = None, verdict: Disaggregation | None = None, unserved: str = ""
+) -> list[str]:
     """The answer in a few lines; every rank, flow and link is behind --ranks and --links."""
     each = f" ({show_count(found.bytes_per_token)} B a token)" if found.bytes_per_token else ", a hybrid stack"
     twice = found.crossing_bytes - found.kv_bytes
@@ -33,13 +35,19 @@ def screen(found: Handoff, mixed: Layout | None = None, verdict: Disaggregation 
         lines.append(f"refused    {found.refused.reason}. {found.refused.change}".rstrip(". "))
     if found.keeps_up and found.wait_s is not None:
         waiting = f", {show_bytes(found.in_flight_bytes)} of KV under way" if found.in_flight_bytes else ""
-        lines.append(f"keeps up   mean wait {show_time(found.wait_s)}{waiting}")
+        lines.append(f"route      keeps up: mean wait {show_time(found.wait_s)}{waiting}")
     else:
-        lines.append("           does not keep up: requests queue without end")
+        lines.append("route      does not keep up: requests queue without end")
+    if verdict is not None and verdict.supply is not None:
+        said = verdict.supply
+        lines.append(f"pools      {'serve the rate' if said.serves else 'do not serve the rate'}: {said.reason}")
+    elif unserved:
+        lines.append(f"pools      do not serve the rate: {unserved}")
     if verdict is not None:
         lines += _verdict(found, mixed, verdict)
     notes = (*found.notes, *(verdict.notes if verdict else ()))
-    more = "more       --ranks  --links  --json   any figure: linkwise explain handoff:transfer_s"
+    terms = " or handoff:verdict.transfer" if verdict else ""
+    more = f"more       --ranks  --links  --json   any figure: linkwise explain handoff:transfer_s{terms}"
     return [*lines, *remarks(notes), "not modelled: " + "; ".join(found.not_modelled), more]
 
 

@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from linkwise.cluster.types import Tier
 from linkwise.core.layout import AXES
+from linkwise.core.quantity import value_of
 from linkwise.core.units import GB, show_bytes, show_count, show_time
-from linkwise.plan.time import spans
+from linkwise.plan.operate import in_flight, prompt_chunks, step_requests
+from linkwise.plan.time import port_bandwidth, spans
 from linkwise.plan.types import Candidate, NoPlan, Op, Plan, Rejection, Shortfall, StepTime
 from linkwise.report.text import (
-    budget_words,
+    Verbatim,
     capacity_words,
     engine_words,
     heading,
     memory_line,
+    missing,
     rank_table,
     remarks,
     table,
+    times_adding_up,
     workload_line,
 )
 
@@ -26,22 +30,23 @@ if TYPE_CHECKING:
 
 
 def screen(plan: Plan) -> list[str]:
-    """The answer and its reasons; details are behind --ranks, --links, --rejected."""
+    """The answer and its reasons; details are behind --why, --ranks, --links, --rejected."""
     return [
         heading(plan.model, plan.cluster, engine_words(plan.engine, plan.engine_version, plan.options)),
         f"for        {workload_line(plan.workload)}",
         f"plan       {_copies(plan)}",
         *_why(plan),
         *_placement(plan),
-        f"memory     {memory_line(plan.ledger, plan.resolved)}: {capacity_words(plan.ledger, plan.workload)} a replica",
+        f"memory     {memory_line(plan.ledger, plan.resolved)}:"
+        f" {capacity_words(plan.ledger, plan.workload, plan.resolved)} a replica",
         *_step(plan),
         *_delivers(plan),
         *_runner_up(plan),
         *_reasons(plan.rejected, plan.considered),
         *_decisions(plan),
-        *([f"run        {shlex.join(plan.command)}"] if plan.command else []),
+        *([Verbatim(f"run        {shlex.join(plan.command)}")] if plan.command else []),
         *remarks(plan.notes, plan.ledger.warnings),
-        "more       --ranks  --links  --rejected  --json  -o plan.json, then linkwise explain plan.json FIGURE",
+        "more       --why  --ranks  --links  --rejected  --json  -o plan.json, then linkwise explain plan.json FIGURE",
     ]
 
 
@@ -85,7 +90,7 @@ def links(plan: Plan) -> "list[str | Table]":
         moved = {step: _sent(ops, tiers, tier) for step, ops in steps.items()}
         if any(moved.values()):
             rows.append([tier.value, *_port(plan, tier), *(show_bytes(moved[step]) for step in steps)])
-    heads = ["tier", "link", ">usable", *(f">{step}" for step in steps)]
+    heads = ["tier", "link", ">usable a port", *(f">{step}" for step in steps)]
     blocks: list[str | Table] = [table(heads, rows, title="sent by one rank in a step, busiest stage")]
     if not rows:
         blocks = ["nothing crosses a link inside a replica"]
@@ -150,7 +155,8 @@ def _placement(plan: Plan) -> list[str]:
             nodes.setdefault(node, []).append(f"replica {replica} {span}" if plan.replicas > 1 else span)
     shown = [f"node {node}: {_joined(where)}" for node, where in list(nodes.items())[:4]]
     more = f" | ... {len(nodes) - 4} more nodes (--ranks)" if len(nodes) > 4 else ""
-    return [f"where      {' | '.join(shown)}{more}"]
+    apart = "; between replicas only requests are routed" if plan.replicas > 1 else ""
+    return [f"where      {' | '.join(shown)}{more}{apart}"]
 
 
 def _joined(parts: list[str]) -> str:
@@ -184,8 +190,7 @@ def rows_of(ops: tuple[Op, ...]) -> list[Row]:
 
 
 def _step(plan: Plan) -> list[str]:
-    at = plan.decode_time
-    lines = [f"decode     {_time_words(at)}, {plan.calibration}"]
+    lines = [f"decode     {_time_words(plan, plan.decode_time, _decoding(plan))}; {plan.calibration}"]
     for row in rows_of(plan.decode):
         lines.append(
             f"           {row.role:<14} {row.kind:<14} {row.group} {row.size:<4} {row.calls:>4} calls of"
@@ -195,21 +200,39 @@ def _step(plan: Plan) -> list[str]:
     if own is not None and taught is not None and plan.decode:
         beside = "the same" if own == taught else show_bytes(taught)
         lines.append(f"           all: {show_bytes(own)} sent a rank and step; the textbook step: {beside}")
-    at = plan.prefill_time
-    lines.append(f"prefill    {_time_words(at)}")
-    return lines
+    return [*lines, f"prefill    {_time_words(plan, plan.prefill_time, _prompt(plan))}"]
 
 
-def _time_words(at: StepTime) -> str:
-    parts = sorted(((name, value) for name, value in at.parts.items() if value > 0), key=lambda p: -p[1])
-    inner = ", ".join(f"{name} {show_time(value)}" for name, value in parts)
-    words = (
-        f"{show_time(at.step_s)} a step of {show_count(at.batch)} request{'s' if at.batch != 1 else ''}"
-        f" = compute {show_time(at.compute_s)} + links {show_time(at.comm_s)} + host {show_time(at.host_s)}"
-    )
+def _decoding(plan: Plan) -> str:
+    """What one decode step carries: of a replica's requests, one batch in flight on one attention replica."""
+    many = int(value_of(step_requests(plan.decode_time.batch, plan.layout, plan.options)))
+    words = f"{show_count(many)} request{'s' if many != 1 else ''}{_each(plan)}"
+    batches = in_flight(plan.layout, plan.options)
+    return words + (f", one of {batches} batches in flight" if batches > 1 else "")
+
+
+def _prompt(plan: Plan) -> str:
+    chunks = prompt_chunks(plan.workload, plan.resolved.max_batched_tokens)[1]
+    return f"1 request{_each(plan)}" + (f", one of its {chunks} chunks" if chunks > 1 else "")
+
+
+def _each(plan: Plan) -> str:
+    return f" on each of {plan.layout.dp_attn} attention replicas" if plan.layout.dp_attn > 1 else ""
+
+
+def _time_words(plan: Plan, at: StepTime, carries: str) -> str:
+    """Every sum shown adds up: the step over all stages, and what the busiest stage computes."""
+    whole, terms = times_adding_up(at.step_s, {"compute": at.compute_s, "links": at.comm_s, "host": at.host_s})
+    words = f"{whole} a step of {carries} = " + " + ".join(f"{name} {value}" for name, value in terms.items())
+    parts = {n: v for n, v in sorted(at.parts.items(), key=lambda p: -p[1]) if v > 0}
+    if parts:
+        busiest, inner = times_adding_up(sum(parts.values()), parts)
+        shown = " + ".join(f"{name} {value}" for name, value in inner.items())
+        where = "busiest stage computes" if plan.layout.pp > 1 else "compute"
+        words += f"; {where} {busiest} = {shown}"
     if at.bubble:
-        words += f"; {at.bubble:.0%} pipeline bubble"
-    return f"{words}  ({inner})" if inner else words
+        words += f"; {at.bubble:.0%} pipeline bubble where batches run dry (no part of TPOT: others keep coming)"
+    return words
 
 
 def _delivers(plan: Plan) -> list[str]:
@@ -255,6 +278,19 @@ def _reasons(found: tuple[Rejection, ...], considered: int) -> list[str]:
 
 
 def _decisions(plan: Plan) -> list[str]:
+    """Each decision with its first reason, what it costs, its break-even and what to measure: a few lines each."""
+    lines = []
+    for made in plan.decisions:
+        said = [*made.because[:1], *(reason for reason in made.because[1:] if reason.startswith("cost:"))]
+        lines.append(f"decision   {made.question} {made.answer}" + (f": {'; '.join(said)}" if said else ""))
+        settle = [f"break-even: {made.break_even}"] if made.break_even else []
+        settle += [f"measure {made.measure}"] if made.measure else []
+        lines += [f"           {'; '.join(settle)}"] if settle else []
+    return lines
+
+
+def why(plan: Plan) -> list[str]:
+    """Every reason of every decision."""
     lines = []
     for made in plan.decisions:
         lines.append(f"decision   {made.question} {made.answer}")
@@ -263,14 +299,11 @@ def _decisions(plan: Plan) -> list[str]:
             lines.append(f"           break-even: {made.break_even}")
         if made.measure:
             lines.append(f"           settle it by measuring {made.measure}")
-    return lines
+    return lines or ["decision   none: no other layout was feasible"]
 
 
 def _short(short: Shortfall) -> str:
-    words = f"{short.resource}: {short.reason}"
-    if short.unit == "B" and "short by" not in words:
-        words += f": short by {show_bytes(short.need - short.have)}"
-    return words
+    return f"{short.resource}: {short.reason}" + (missing(short) if "short by" not in short.reason else "")
 
 
 def _tiers(plan: Plan) -> dict[str, Tier]:
@@ -292,12 +325,15 @@ def _port(plan: Plan, tier: Tier) -> tuple[str, str]:
 
 
 def _op_table(plan: Plan, ops: tuple[Op, ...], tiers: dict[str, Tier], step: str) -> "Table":
+    places = spans(plan.layout, plan.cluster)
     rows = [
         [
             row.role,
             row.kind,
             f"{row.group} {row.size}",
             tiers[row.group].value if row.group in tiers else "",
+            # A ring over nodes pools the ports of a node's ranks; a pairwise exchange has each rank's own.
+            f"{port_bandwidth(plan.cluster, places[row.group], row.kind, row.size) / GB:.0f}",
             row.algorithm,
             show_count(row.calls),
             show_bytes(row.S_bytes),
@@ -306,8 +342,8 @@ def _op_table(plan: Plan, ops: tuple[Op, ...], tiers: dict[str, Tier], step: str
         ]
         for row in rows_of(ops)
     ]
-    heads = ["role", "kind", "group", "tier", "algorithm", ">calls", ">S", ">sent a rank", ">textbook"]
+    heads = ["role", "kind", "group", "tier", ">usable GB/s", "algorithm", ">calls", ">S", ">sent a rank", ">textbook"]
     return table(heads, rows, title=f"{step} step")
 
 
-__all__ = ["budget_words", "links", "no_plan", "ranks", "rejected", "rows_of", "screen"]
+__all__ = ["links", "no_plan", "ranks", "rejected", "rows_of", "screen", "why"]

@@ -4,31 +4,63 @@ A screen is a list of lines; a detail is a list of lines and tables. Nothing her
 """
 
 import io
+import math
 import os
-from collections.abc import Iterable, Sequence
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.dtypes import short
-from linkwise.core.units import GB, GiB, show_bytes, show_count
+from linkwise.core.units import GB, GiB, show_bytes, show_count, show_lack
 from linkwise.engine.base import Options, Resolved
 from linkwise.model.types import Model
-from linkwise.plan.types import Ledger, RankLedger
+from linkwise.plan.types import Ledger, RankLedger, Shortfall
 from linkwise.workload.types import Workload
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Wide enough for any table; what is not a terminal wraps for itself.
+# Wide enough for any table: rows of a file are never folded. Lines of text are, at a width people read.
 _FILE_WIDTH = 400
+LINE_WIDTH = 120
+# Where the words of a labelled line begin.
+LABEL = 11
+
+
+class Verbatim(str):
+    """A line that is copied, such as a command: never wrapped."""
+
+    __slots__ = ()
+
+
+def wrapped(lines: Iterable[str], width: int = LINE_WIDTH) -> str:
+    """Lines no wider than `width`, continued under where their words begin. A word is never cut."""
+    return "\n".join(_wrap(line, width) for line in lines)
+
+
+def _wrap(line: str, width: int) -> str:
+    if len(line) <= width or isinstance(line, Verbatim):
+        return line
+    stripped = line.lstrip()
+    indent = len(line) - len(stripped)
+    if not indent:
+        labelled = line[LABEL - 1] == " " and "  " in line[: LABEL + 1]
+        indent = LABEL if labelled or line.startswith("limited by ") else 2
+    return textwrap.fill(
+        stripped, width, initial_indent=line[: len(line) - len(stripped)], subsequent_indent=" " * indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def render(block: "Iterable[str | Table]", stream: TextIO) -> str:
     """Text of lines and tables for a stream: colour only on a terminal that wants it, nothing cut off elsewhere."""
+    width = max(60, shutil.get_terminal_size((LINE_WIDTH, 24)).columns) if stream.isatty() else LINE_WIDTH
     parts: list[str] = []
     for item in block:
         if isinstance(item, str):
-            parts.append(item)
+            parts.append(_wrap(item, width))
             continue
         from rich.console import Console
 
@@ -99,8 +131,7 @@ def _word(value: Any) -> str:
 
 def heading(model: Model, cluster: Cluster, engine: str) -> str:
     """The first line: what is served, on what."""
-    left, right = model_line(model), f"{cluster_line(cluster)}, {engine}"
-    return f"{left:<64}  {right}"
+    return f"{model_line(model)}  on  {cluster_line(cluster)}, {engine}"
 
 
 def workload_line(workload: Workload) -> str:
@@ -124,32 +155,73 @@ def workload_line(workload: Workload) -> str:
 
 
 def budget_words(rank: RankLedger, resolved: Resolved) -> str:
-    """78.2 GB (79.18 GiB x 0.92)"""
-    size, share = rank.device_bytes / GiB, resolved.memory_utilization
-    return f"{rank.budget_bytes / GB:.1f} GB ({size:.2f} GiB x {share:g})"
+    """78.2 GB (79.18 GiB x 0.92), or what the engine's share is of where it is not of the device."""
+    return f"{rank.budget_bytes / GB:.1f} GB ({_of_what(rank, resolved)})"
+
+
+def _of_what(rank: RankLedger, resolved: Resolved) -> str:
+    size, share = f"{rank.device_bytes / GiB:.2f} GiB", f"{resolved.memory_utilization:g}"
+    if any(e.name == "reserve" for e in rank.entries):
+        return f"{size}, the whole device; KV gets {share} of what is free after loading and a trial run"
+    if not any(e.in_budget for e in rank.entries if e.name == "activations"):
+        return f"{size} x {share}, for weights and KV; all else lies beside it"
+    return f"{size} x {share}"
 
 
 def memory_line(ledger: Ledger, resolved: Resolved) -> str:
-    """The tightest rank's budget as a sum of states: `budget ... = weights 35.3 + activations 2.1 + KV 39.4`."""
+    """The tightest rank's budget as a sum of states: `budget ... = weights 35.3 + activations 2.1 + KV 39.4`.
+
+    The terms shown add up to the budget shown.
+    """
     rank = ledger.ranks[ledger.tightest]
-    groups: dict[str, int] = {}
+    groups: dict[str, float] = {}
     for entry in rank.entries:
         if entry.place == "device" and entry.in_budget and not entry.name.startswith("kv"):
             name = entry.name.split(".")[0].replace("_", " ")
-            groups[name] = groups.get(name, 0) + entry.bytes
-    terms = [f"{name} {count / GB:.1f}" for name, count in groups.items() if count >= 0.05 * GB]
-    rest = sum(count for count in groups.values() if count < 0.05 * GB)
-    if rest:
-        terms.append(f"other {rest / GB:.2f}")
-    terms.append(f"KV {rank.kv_bytes / GB:.1f}")
-    return f"budget {budget_words(rank, resolved)} = " + " + ".join(terms)
+            groups[name] = groups.get(name, 0) + entry.bytes / GB
+    small = [name for name, size in groups.items() if size < 0.05]
+    terms = {name: size for name, size in groups.items() if name not in small}
+    terms |= {"other": sum(groups[name] for name in small)} if small else {}
+    terms["KV"] = rank.kv_bytes / GB
+    whole, parts = adding_up(sum(terms.values()), terms, 2)
+    shown = " + ".join(f"{name} {size}" for name, size in parts.items() if float(size))
+    return f"budget {whole} GB ({_of_what(rank, resolved)}) = {shown}"
 
 
-def capacity_words(ledger: Ledger, workload: Workload) -> str:
+def adding_up(whole: float, parts: Mapping[str, float], digits: int) -> tuple[str, dict[str, str]]:
+    """A sum and its terms to so many decimals, so that the terms shown add up to the sum shown.
+
+    Largest remainders: every term is rounded down, and those that lost most get a last digit back.
+    """
+    unit = 10.0**-digits
+    total = round(whole / unit)
+    floors = {name: math.floor(value / unit) for name, value in parts.items()}
+    lost = sorted(parts, key=lambda name: parts[name] / unit - floors[name], reverse=True)
+    for name in lost[: max(0, total - sum(floors.values()))]:
+        floors[name] += 1
+    return f"{total * unit:.{digits}f}", {name: f"{count * unit:.{digits}f}" for name, count in floors.items()}
+
+
+def times_adding_up(whole: float, parts: Mapping[str, float]) -> tuple[str, dict[str, str]]:
+    """Seconds and their terms in the unit of the sum, to four digits of it. Terms too small to show are left out."""
+    scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if whole >= s), (1e-9, "ns"))
+    digits = max(0, 3 - math.floor(math.log10(whole / scale))) if whole > 0 else 0
+    total, terms = adding_up(whole / scale, {name: value / scale for name, value in parts.items()}, digits)
+    return f"{total} {unit}", {name: text for name, text in terms.items() if float(text)}
+
+
+def capacity_words(ledger: Ledger, workload: Workload, resolved: Resolved) -> str:
     """476,000 tokens, 84 requests of 4,000 + 500 / hybrid stack: 12 requests of ..."""
     lengths = f"{show_count(workload.isl_tokens)} + {show_count(workload.osl_tokens)}"
     requests = f"{show_count(ledger.requests)} requests of {lengths}"
-    return requests if ledger.kv_tokens is None else f"{show_count(ledger.kv_tokens)} tokens, {requests}"
+    words = requests if ledger.kv_tokens is None else f"{show_count(ledger.kv_tokens)} tokens, {requests}"
+    most = resolved.max_seqs * ledger.layout.dp_attn
+    return f"{words} (the engine runs at most {show_count(most)} at once)" if ledger.requests > most else words
+
+
+def missing(short: Shortfall) -> str:
+    """ ": short by 23.3 GB", to the digits of the need and the budget in its reason; "" for what is not bytes."""
+    return f": short by {show_lack(short.need, short.have)[2]}" if short.unit == "B" else ""
 
 
 def rank_table(ledger: Ledger) -> "list[str | Table]":

@@ -194,13 +194,16 @@ def mlp(
     bias: bool = False,
     count: int = 1,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    whole: bool = False,
 ) -> None:
-    """A feed-forward block; `count` equal ones when `site` names experts. `names`: gate, up, down in the checkpoint."""
+    """A feed-forward block; `count` equal ones when `site` names experts. `names`: gate, up, down in the checkpoint.
+    `whole`: never divided."""
     gate, up, down = names
+    column, row = (Split.NONE, Split.NONE) if whole else (Split.COLUMN, Split.ROW)
     if gated:
-        site.linear(gate, f"{role}.gate", inner, hidden, Split.COLUMN, bias=bias, count=count)
-    site.linear(up, f"{role}.up", inner, hidden, Split.COLUMN, bias=bias, count=count)
-    site.linear(down, f"{role}.down", hidden, inner, Split.ROW, bias=bias, count=count)
+        site.linear(gate, f"{role}.gate", inner, hidden, column, bias=bias, count=count)
+    site.linear(up, f"{role}.up", inner, hidden, column, bias=bias, count=count)
+    site.linear(down, f"{role}.down", hidden, inner, row, bias=bias, count=count)
 
 
 def moe(
@@ -243,14 +246,33 @@ def record_moe(draft: Draft, moe_facts: Moe) -> None:
 
 
 def kv_state(kv_heads: int, k_dim: int, v_dim: int | None = None, *, window: int | None = None) -> State:
-    """Keys and values of one layer: kv_heads·(k_dim + v_dim) elements a token."""
+    """Keys and values of one layer: kv_heads·(k_dim + v_dim) elements a token.
+
+    In 4 bits (nvfp4) each 16 elements carry a scale byte: 9/16 byte an element. Source: vLLM's
+    v1/kv_cache_interface.py (head_size // 2 + head_size // 16 bytes a head).
+    """
     v = k_dim if v_dim is None else v_dim
-    return State(name="kv", per_token=kv_heads * (k_dim + v), heads=kv_heads, window=window)
+    elements = kv_heads * (k_dim + v)
+    packed = (("float4_e2m1", elements * 9 // 16),) if k_dim % 16 == v % 16 == 0 else ()
+    return State(name="kv", per_token=elements, heads=kv_heads, window=window, entry_bytes=packed)
 
 
 def latent_state(kv_rank: int, rope_dim: int) -> State:
     """MLA's cache of one layer: the latent and the shared rotary key, whole on every tensor-parallel rank."""
     return State(name="latent", per_token=kv_rank + rope_dim, heads=1)
+
+
+def sparse_latent_state(kv_rank: int, rope_dim: int) -> State:
+    """MLA's cache below a sparse index (DeepSeek-V3.2, GLM-5).
+
+    In FP8 an entry is the latent in FP8, one float32 scale for each 128 of it, and the rotary key in bfloat16:
+    512 + 16 + 128 = 656 bytes. Source: vLLM's fp8_ds_mla (v1/kv_cache_interface.py, MLAAttentionSpec: block_size x 656;
+    its test of concat_and_cache_mla: kv_lora_rank + 4 x 4 + 2 x qk_rope_head_dim); SGLang's sparse backend reads the
+    same FlashMLA format.
+    """
+    plain = latent_state(kv_rank, rope_dim)
+    entry = kv_rank + 4 * -(-kv_rank // 128) + 2 * rope_dim
+    return msgspec.structs.replace(plain, entry_bytes=(("float8_e4m3", entry),))
 
 
 def attention_layer(
@@ -306,7 +328,7 @@ def attention_heads(
     """
     heads = fields.integer("num_attention_heads", least=1, most=MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", default=heads if same_kv else None, least=1, most=heads)
-    head_dim = width(fields, "head_dim", default=draft.hidden // heads if derived_width else None)
+    head_dim = head_width(fields, draft.hidden, heads) if derived_width else width(fields, "head_dim")
     if heads % kv_heads or head_dim < 1:
         raise InputError(
             f"{heads} attention heads, {kv_heads} key/value heads, head width {head_dim}",
@@ -315,6 +337,17 @@ def attention_heads(
         )
     set_heads(draft, heads, kv_heads, head_dim)
     return heads, kv_heads, head_dim
+
+
+def head_width(fields: Fields, hidden: int, heads: int) -> int:
+    """`head_dim`, or hidden / heads where the config leaves it out; refused when that is no whole number."""
+    if "head_dim" not in fields and hidden % heads:
+        raise InputError(
+            f"hidden_size {hidden} is not divisible by {heads} attention heads, and there is no head_dim",
+            where=fields.where,
+            expected=f"a multiple of {heads}, or head_dim",
+        )
+    return width(fields, "head_dim", default=hidden // heads)
 
 
 def with_ffn(layer: Layer, ffn: str) -> Layer:

@@ -147,7 +147,7 @@ def _read(fields: Fields, *, correction: bool) -> Draft:
     experts = Experts.of(draft, fields, hidden, correction=correction)
     mtp = fields.integer("num_nextn_predict_layers", default=0, most=64)
     common.set_heads(draft, latent.heads, latent.heads, latent.nope_dim + latent.rope_dim)
-    draft.mla_latent = latent.kv_rank + latent.rope_dim
+    draft.mla_latent, draft.mla_rope = latent.kv_rank + latent.rope_dim, latent.rope_dim
     draft.mtp_layers = mtp
     for index in range(layers + mtp):
         site = Site(draft, f"model.layers.{index}", index, "mtp." if index >= layers else "")

@@ -87,7 +87,7 @@ class Attention:
         states.exactly(fields, "qk_head_dim", self.nope + self.rope, default=self.nope + self.rope)
         # What configs of this family call head_dim is one of the parts above, differently in different versions.
         fields.ignore("head_dim")
-        draft.mla_latent = self.kv_rank + self.rope
+        draft.mla_latent, draft.mla_rope = self.kv_rank + self.rope, self.rope
         common.set_heads(draft, self.heads, self.heads, self.nope + self.rope)
 
     def write(self, site: Site, indexed: bool) -> None:
@@ -110,7 +110,7 @@ class Attention:
             index.linear("weights_proj", "attn.index.weights", self.index_heads, self.hidden)
 
     def layer(self, index: int, ffn: str, indexed: bool) -> Layer:
-        latent = common.latent_state(self.kv_rank, self.rope)
+        latent = common.sparse_latent_state(self.kv_rank, self.rope)
         return Layer(
             index=index,
             mixer="sparse",

@@ -143,7 +143,10 @@ def _per_layer(draft: Draft, fields: Fields, hidden: int, count: int) -> int:
 
 
 def vision(top: Fields, draft: Draft) -> None:
-    """The vision tower: patch projection, positions learned per axis, gated MLP blocks, a projection to text."""
+    """The vision tower: patch projection, positions learned per axis, gated MLP blocks, a projection to text.
+
+    Whole on every rank: vLLM's gemma4_mm.py takes the tower from transformers and its projection is a ReplicatedLinear.
+    """
     fields = top.section("vision_config")
     if fields is None:
         return
@@ -170,6 +173,7 @@ def vision(top: Fields, draft: Draft) -> None:
             hidden=width,
             inner=inner,
             names=("gate_proj.linear", "up_proj.linear", "down_proj.linear"),
+            whole=True,
         )
         for name in _NORMS:
             block.vector(name, "norm", width)
@@ -181,7 +185,7 @@ def vision(top: Fields, draft: Draft) -> None:
         tower.vector("std_scale", "standard", width)
     draft.add("model.embed_vision.embedding_projection", "vision.projector", draft.hidden, width)
     # global_head_dim repeats head_dim here; pooling and soft tokens shorten the sequence, without weights.
-    fields.ignore("global_head_dim", "pooling_kernel_size")
+    fields.ignore("global_head_dim", "pooling_kernel_size", "max_position_embeddings")
     fields.refuse_leftovers()
     if top.section("audio_config") is not None:
         draft.notes.append("the audio tower is not counted")

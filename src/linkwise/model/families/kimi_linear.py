@@ -8,6 +8,7 @@ from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
 from linkwise.model.families.common import Site
+from linkwise.model.families.vision import column, row
 from linkwise.model.types import Layer, Moe, Split
 
 # Experts: w1 = gate, w3 = up, w2 = down.
@@ -146,7 +147,7 @@ class _Mla:
         self.v_dim = common.width(fields, "v_head_dim")
         self.gate = fields.flag("mla_use_output_gate")
         states.exactly(fields, "num_key_value_heads", self.heads, default=self.heads)
-        draft.mla_latent = self.kv_rank + self.rope
+        draft.mla_latent, draft.mla_rope = self.kv_rank + self.rope, self.rope
         common.set_heads(draft, self.heads, self.heads, self.nope + self.rope)
 
     def write(self, site: Site) -> None:
@@ -233,6 +234,9 @@ def vision(top: Fields, draft: Draft) -> None:
     states.exactly(fields, "mlp_type", "mlp2")
     states.exactly(fields, "mm_projector_type", "patchmergerv2")
     states.exactly(fields, "pos_emb_type", "divided_fixed")
+    states.exactly(fields, "merge_type", "sd2_tpool", default="sd2_tpool")
+    states.exactly(fields, "video_attn_type", "spatial_temporal", default="spatial_temporal")
+    heads = fields.integer("vt_num_attention_heads", least=1, most=common.MAX_HEADS)
     width, qkv = common.width(fields, "vt_hidden_size"), common.width(fields, "qkv_hidden_size")
     inner, text = common.width(fields, "vt_intermediate_size"), common.width(fields, "text_hidden_size")
     patch = common.width(fields, "patch_size")
@@ -249,15 +253,15 @@ def vision(top: Fields, draft: Draft) -> None:
         block = tower.at(f"encoder.blocks.{index}")
         block.vector("norm0", "norm", width)
         block.vector("norm1", "norm", width)
-        block.linear("wqkv", "attn.qkv", 3 * qkv, width)
-        block.linear("wo", "attn.o", width, qkv)
-        block.linear("mlp.fc0", "mlp.up", inner, width)
-        block.linear("mlp.fc1", "mlp.down", width, inner)
+        column(block, "wqkv", 3 * qkv, width, heads, role="attn.qkv", bias=False)
+        row(block, "wo", width, qkv, heads, role="attn.o", bias=False)
+        column(block, "mlp.fc0", inner, width, heads, role="mlp.up", bias=False)
+        row(block, "mlp.fc1", width, inner, heads, role="mlp.down", bias=False)
     tower.vector("encoder.final_layernorm", "norm", width)
     projector = Site(draft, "mm_projector", under="vision.")
     projector.linear("proj.0", "projector", merged, merged)
     projector.linear("proj.2", "projector", text, merged)
     projector.vector("post_norm", "norm", text)
-    # Heads only cut the q/k/v width, frames have a fixed sinusoid, mm_hidden_size repeats the tower's width.
-    fields.ignore("vt_num_attention_heads", "init_pos_emb_time", "mm_hidden_size")
+    # Frames have a fixed sinusoid, mm_hidden_size repeats the tower's width.
+    fields.ignore("init_pos_emb_time", "mm_hidden_size")
     fields.refuse_leftovers()

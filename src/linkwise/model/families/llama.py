@@ -7,12 +7,14 @@ from linkwise.model.families.common import Site
 from linkwise.model.types import Split
 
 MISTRAL_WINDOW = 4096
+# Defaults of transformers' Qwen2Config and Qwen3Config.
+QWEN_WINDOW, QWEN_FULL_LAYERS = 4096, 28
 
 
 def read(fields: Fields) -> Draft:
     """Llama: no query/key norms; `attention_bias` gives all four projections a bias."""
     bias = fields.flag("attention_bias")
-    return _dense(fields, bias=bias, out_bias=bias, same_kv=True)
+    return _dense(fields, bias=bias, out_bias=bias, same_kv=True, windowed=False)
 
 
 def read_mistral(fields: Fields) -> Draft:
@@ -27,13 +29,19 @@ def read_mistral(fields: Fields) -> Draft:
 
 def read_qwen2(fields: Fields) -> Draft:
     """Qwen1.5, Qwen2, Qwen2.5: biases on query, key and value always, on the output never."""
-    return _dense(fields, bias=fields.flag("attention_bias", "qkv_bias", default=True))
+    return _dense(fields, bias=fields.flag("attention_bias", "qkv_bias", default=True), switched=True)
 
 
 def read_qwen3(fields: Fields) -> Draft:
-    """Qwen3 and the language model of Qwen3-VL: per-head query and key norms."""
+    """Qwen3: per-head query and key norms."""
     bias = fields.flag("attention_bias")
-    return _dense(fields, bias=bias, out_bias=bias, qk_norm="head", derived_width=False)
+    return _dense(fields, bias=bias, out_bias=bias, qk_norm="head", derived_width=False, switched=True)
+
+
+def read_qwen3_vl(fields: Fields) -> Draft:
+    """The language model of Qwen3-VL: Qwen3 without sliding windows."""
+    bias = fields.flag("attention_bias")
+    return _dense(fields, bias=bias, out_bias=bias, qk_norm="head", derived_width=False, windowed=False)
 
 
 def read_mimo(fields: Fields) -> Draft:
@@ -69,15 +77,20 @@ def _dense(
     qk_norm: str = "",
     same_kv: bool = False,
     derived_width: bool = True,
+    windowed: bool = True,
+    switched: bool = False,
     unstated_window: int | None = None,
 ) -> Draft:
+    """windowed: whether the family's config has a sliding window at all (Llama's has none: transformers ignores one);
+    switched, unstated_window: see `windows`."""
     draft = common.begin(fields)
     hidden = common.embedding(draft, fields)
     layers = common.layer_count(fields)
     heads, kv_heads, head_dim = common.attention_heads(draft, fields, same_kv=same_kv, derived_width=derived_width)
     inner = common.width(fields, "intermediate_size")
     mlp_bias = fields.flag("mlp_bias")
-    for index, window in enumerate(windows(fields, layers, unstated=unstated_window)):
+    found = windows(fields, layers, switched=switched, unstated=unstated_window) if windowed else [None] * layers
+    for index, window in enumerate(found):
         site = Site(draft, f"model.layers.{index}", index)
         common.layer_norms(site, hidden)
         common.gqa(
@@ -105,28 +118,36 @@ def _dense(
     return draft
 
 
-def windows(fields: Fields, layers: int, *, unstated: int | None = None) -> list[int | None]:
+def qwen_window(fields: Fields) -> int | None:
+    """The window of a Qwen config, None unless `use_sliding_window` is true."""
+    window = fields.integer("sliding_window", default=0, most=10**9) or None
+    if not fields.flag("use_sliding_window"):
+        return None
+    return window if fields.states("sliding_window") else QWEN_WINDOW
+
+
+def windows(fields: Fields, layers: int, *, switched: bool = False, unstated: int | None = None) -> list[int | None]:
     """Sliding window of each layer, None where it attends to everything.
 
-    `layer_types` decides where it is given; Qwen's `use_sliding_window` switches it on from layer `max_window_layers`;
-    without either a `sliding_window` holds for every layer (Mistral, Mixtral). `unstated`: the window of a config that
-    does not write the field at all.
+    `layer_types` decides where it is given; without it a `sliding_window` holds for every layer (Mistral, Mixtral).
+    `switched`: Qwen's families have a window only where `use_sliding_window` is true (false unless stated), and then
+    from layer `max_window_layers` on. `unstated`: the window of a config that does not write the field at all.
     """
     window = fields.integer("sliding_window", default=0, most=10**9) or None
     if not fields.states("sliding_window"):
         window = unstated
-    first = fields.integer("max_window_layers", default=0)
     types = fields.sequence("layer_types", layers, default=None)
-    if "use_sliding_window" in fields and not fields.flag("use_sliding_window"):
-        return [None] * layers
+    first = 0
+    if switched:
+        first = fields.integer("max_window_layers", default=QWEN_FULL_LAYERS)
+        window = qwen_window(fields)
     if types:
         known = {"full_attention": None, "sliding_attention": window}
         unknown = sorted({str(t) for t in types[:layers]} - set(known))
         if unknown:
             raise NotUnderstood(f"layer_types holds {', '.join(unknown)}"[:200], where=fields.where)
         if window is None and "sliding_attention" in types:
-            raise NotUnderstood("layer_types has sliding_attention but sliding_window is missing", where=fields.where)
+            missing = "use_sliding_window is not true" if switched else "sliding_window is missing"
+            raise NotUnderstood(f"layer_types has sliding_attention but {missing}", where=fields.where)
         return [known[t] for t in types[:layers]]
-    if "use_sliding_window" not in fields:
-        first = 0
     return [window if index >= first else None for index in range(layers)]

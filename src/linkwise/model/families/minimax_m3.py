@@ -4,6 +4,7 @@ from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
 from linkwise.model.families.common import Site
+from linkwise.model.families.vision import column, row
 from linkwise.model.types import Layer, Moe, Split, State
 
 
@@ -57,7 +58,13 @@ class _Attention:
         common.set_heads(draft, self.heads, self.kv_heads, self.head_dim)
         self.sparse = [False] * count
         section = fields.section("sparse_attention_config")
-        if section is None or not section.flag("use_sparse_attention", default=True):
+        if section is None:
+            return
+        # Which blocks are always among the chosen: within the top-k, so neither caches nor work change.
+        section.ignore("sparse_init_block", "sparse_local_block", "sparse_score_type")
+        if not section.flag("use_sparse_attention", default=True):
+            section.ignore("sparse_attention_freq", "sparse_num_index_heads", "sparse_index_dim", "sparse_topk_blocks")
+            section.ignore("sparse_block_size", "sparse_disable_index_value")
             return
         self.sparse = _flags(section, "sparse_attention_freq", count, [1] * count)
         self.index_heads = section.integer("sparse_num_index_heads", least=1, most=common.MAX_HEADS)
@@ -163,6 +170,7 @@ def vision(top: Fields, draft: Draft) -> None:
     width, inner = common.width(fields, "hidden_size"), common.width(fields, "intermediate_size")
     patch, channels = common.width(fields, "patch_size"), common.width(fields, "num_channels", default=3)
     states.exactly(fields, "position_embedding_type", "rope")
+    heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
     section = fields.section("img_token_compression_config")
     if section is None:
         raise NotUnderstood("field 'img_token_compression_config' is missing", where=fields.where)
@@ -181,9 +189,10 @@ def vision(top: Fields, draft: Draft) -> None:
     for index in range(common.layer_count(fields)):
         block = tower.at(f"encoder.layers.{index}")
         for child in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            block.linear(f"self_attn.{child}", f"attn.{child[0]}", width, width, bias=True)
-        block.linear("mlp.fc1", "mlp.up", inner, width, bias=True)
-        block.linear("mlp.fc2", "mlp.down", width, inner, bias=True)
+            cut = row if child == "out_proj" else column
+            cut(block, f"self_attn.{child}", width, width, heads, role=f"attn.{child[0]}")
+        column(block, "mlp.fc1", inner, width, heads, role="mlp.up")
+        row(block, "mlp.fc2", width, inner, heads, role="mlp.down")
         block.vector("layer_norm1", "norm", width, bias=True)
         block.vector("layer_norm2", "norm", width, bias=True)
     projector = Site(draft, "multi_modal_projector", under="vision.")
@@ -193,6 +202,6 @@ def vision(top: Fields, draft: Draft) -> None:
     merger.linear("linear_1", "projector", middle, text * merge * merge, bias=bias)
     merger.linear("linear_2", "projector", text, middle, bias=bias)
     # Image sizes and token counts shape requests, not weights; the tower has no vocabulary (a template's field).
-    fields.ignore("image_size", "vocab_size", "num_attention_heads")
+    fields.ignore("image_size", "vocab_size")
     fields.refuse_leftovers()
     top.ignore("img_token_compression_config", "num_reward_heads")

@@ -13,14 +13,15 @@ def read(fields: Fields) -> Draft:
     hidden = common.embedding(draft, fields)
     layers = common.layer_count(fields)
     heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
-    head_dim = common.width(fields, "head_dim", default=hidden // heads)
+    head_dim = common.head_width(fields, hidden, heads)
     bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
     fields.ignore("num_key_value_heads", "intermediate_size")
     for index, block in enumerate(fields.sequence("block_configs", layers)[:layers]):
-        parts = Fields(block, f"{fields.where}: block_configs[{index}]")
+        parts = fields.part(block, f"block_configs[{index}]")
         attention, ffn = parts.section("attention"), parts.section("ffn")
         if attention is None or ffn is None:
             raise NotUnderstood("attention or ffn is missing", where=f"{fields.where}: block_configs[{index}]")
+        attention.ignore("unshifted_sink", "use_prefill_window_in_sink_attention")  # of sink tokens, refused below
         site = Site(draft, f"model.layers.{index}", index)
         layer = Layer(index=index, mixer="none", ffn="none")
         if attention.flag("replace_with_linear"):

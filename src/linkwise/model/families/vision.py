@@ -1,9 +1,28 @@
-"""Vision towers that are understood well enough to count. Whole on every rank: engines differ in whether they shard
-them, and they are small beside the language model."""
+"""Vision towers that are understood well enough to count.
+
+Projections divide as vLLM's ViT layers do (qwen3_vl.py, pixtral.py, kimi_k25_vit.py): q, k, v and the first MLP matrix
+by outputs, their counterparts by inputs, in pieces of whole heads; patch embedding, positions and norms are whole.
+Whether an engine divides them at all is its convention's `vision_over`; vLLM keeps a tower whole whose heads do not
+divide (vision.py, is_vit_use_data_parallel), see engine/sharding.py.
+"""
+
+from math import gcd
 
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
-from linkwise.model.families.common import MAX_LAYERS, Site, width
+from linkwise.model.families.common import MAX_HEADS, MAX_LAYERS, Site, head_width, width
+from linkwise.model.families.states import exactly
+from linkwise.model.types import Split
+
+
+def column(site: Site, child: str, outputs: int, inputs: int, heads: int, *, role: str, bias: bool = True) -> None:
+    """A projection divided by its outputs, in pieces that go with whole heads."""
+    site.linear(child, role, outputs, inputs, Split.COLUMN, units=gcd(outputs, heads), bias=bias)
+
+
+def row(site: Site, child: str, outputs: int, inputs: int, heads: int, *, role: str, bias: bool = True) -> None:
+    """A projection divided by its inputs, in pieces that go with whole heads."""
+    site.linear(child, role, outputs, inputs, Split.ROW, units=gcd(inputs, heads), bias=bias)
 
 
 def _linear(site: Site, child: str, outputs: int, inputs: int, *, bias: bool = True) -> None:
@@ -31,6 +50,7 @@ def qwen3_vl(config: Fields, draft: Draft) -> None:
     time = fields.integer("temporal_patch_size", least=1, most=64)
     channels = fields.integer("in_channels", default=3, least=1, most=1024)
     levels = fields.sequence("deepstack_visual_indexes", default=[])
+    heads = fields.integer("num_heads", least=1, most=MAX_HEADS)
     tower = Site(draft, "model.visual")
     draft.add("model.visual.patch_embed.proj", "vision.conv", hidden, channels, time, patch, patch)
     draft.add("model.visual.patch_embed.proj.bias", "vision.conv.bias", hidden)
@@ -39,18 +59,17 @@ def qwen3_vl(config: Fields, draft: Draft) -> None:
         block = tower.at(f"blocks.{index}")
         _norm(block, "norm1", hidden)
         _norm(block, "norm2", hidden)
-        _linear(block, "attn.qkv", 3 * hidden, hidden)
-        _linear(block, "attn.proj", hidden, hidden)
-        _linear(block, "mlp.linear_fc1", inner, hidden)
-        _linear(block, "mlp.linear_fc2", hidden, inner)
+        column(block, "attn.qkv", 3 * hidden, hidden, heads, role="vision")
+        row(block, "attn.proj", hidden, hidden, heads, role="vision")
+        column(block, "mlp.linear_fc1", inner, hidden, heads, role="vision")
+        row(block, "mlp.linear_fc2", hidden, inner, heads, role="vision")
     merged = hidden * merge**2
     mergers = [("merger", hidden)] + [(f"deepstack_merger_list.{i}", merged) for i in range(len(levels))]
     for name, norm_size in mergers:
         merger = tower.at(name)
         _norm(merger, "norm", norm_size)
-        _linear(merger, "linear_fc1", merged, merged)
-        _linear(merger, "linear_fc2", out, merged)
-    fields.ignore("num_heads")
+        column(merger, "linear_fc1", merged, merged, heads, role="vision")
+        row(merger, "linear_fc2", out, merged, heads, role="vision")
     fields.refuse_leftovers()
 
 
@@ -60,8 +79,8 @@ def mistral3(config: Fields, draft: Draft) -> None:
     hidden, inner = width(fields, "hidden_size"), width(fields, "intermediate_size")
     patch = fields.integer("patch_size", least=1, most=1024)
     channels = fields.integer("num_channels", default=3, least=1, most=1024)
-    heads = fields.integer("num_attention_heads", least=1, most=65_536)
-    inside = width(fields, "head_dim", default=hidden // heads) * heads
+    heads = fields.integer("num_attention_heads", least=1, most=MAX_HEADS)
+    inside = head_width(fields, hidden, heads) * heads
     tower = Site(draft, "vision_tower")
     draft.add("vision_tower.patch_conv", "vision.conv", hidden, channels, patch, patch)
     _norm(tower, "ln_pre", hidden, bias=False)
@@ -70,18 +89,18 @@ def mistral3(config: Fields, draft: Draft) -> None:
         for name in ("attention_norm", "ffn_norm"):
             _norm(block, name, hidden, bias=False)
         for name in ("q_proj", "k_proj", "v_proj"):
-            _linear(block, f"attention.{name}", inside, hidden, bias=False)
-        _linear(block, "attention.o_proj", hidden, inside, bias=False)
+            column(block, f"attention.{name}", inside, hidden, heads, role="vision", bias=False)
+        row(block, "attention.o_proj", hidden, inside, heads, role="vision", bias=False)
         for name in ("gate_proj", "up_proj"):
-            _linear(block, f"feed_forward.{name}", inner, hidden, bias=False)
-        _linear(block, "feed_forward.down_proj", hidden, inner, bias=False)
+            column(block, f"feed_forward.{name}", inner, hidden, heads, role="vision", bias=False)
+        row(block, "feed_forward.down_proj", hidden, inner, heads, role="vision", bias=False)
     merge = config.integer("spatial_merge_size", default=2, least=1, most=64)
     bias = config.flag("multimodal_projector_bias")
     projector = Site(draft, "multi_modal_projector")
     _norm(projector, "norm", hidden, bias=False)
     _linear(projector, "patch_merger.merging_layer", hidden, hidden * merge**2, bias=False)
-    _linear(projector, "linear_1", draft.hidden, hidden, bias=bias)
-    _linear(projector, "linear_2", draft.hidden, draft.hidden, bias=bias)
+    column(projector, "linear_1", draft.hidden, hidden, heads, role="vision", bias=bias)
+    row(projector, "linear_2", draft.hidden, draft.hidden, heads, role="vision", bias=bias)
     config.ignore("projector_hidden_act", "vision_feature_layer")
     fields.ignore("image_size")
     fields.refuse_leftovers()
@@ -97,6 +116,10 @@ def kimi_k25(config: Fields, draft: Draft) -> None:
     merge = fields.sequence("merge_kernel_size", 2)
     if fields.text("mm_projector_type", "patchmerger") != "patchmerger" or merge[:2] != [2, 2]:
         raise NotUnderstood("a projector other than a 2x2 patchmerger", where=fields.where)
+    heads = fields.integer("vt_num_attention_heads", least=1, most=MAX_HEADS)
+    exactly(fields, "pos_emb_type", "divided_fixed", default="divided_fixed")
+    exactly(fields, "video_attn_type", "spatial_temporal", default="spatial_temporal")
+    exactly(fields, "merge_type", "sd2_tpool", default="sd2_tpool")
     draft.add("vision_tower.patch_embed.proj", "vision.conv", hidden, 3, patch, patch)
     draft.add("vision_tower.patch_embed.proj.bias", "vision.conv.bias", hidden)
     draft.add("vision_tower.patch_embed.pos_emb", "vision.embed", high, wide, hidden)
@@ -105,14 +128,14 @@ def kimi_k25(config: Fields, draft: Draft) -> None:
         block = encoder.at(f"blocks.{index}")
         _norm(block, "norm0", hidden)
         _norm(block, "norm1", hidden)
-        _linear(block, "wqkv", 3 * hidden, hidden)
-        _linear(block, "wo", hidden, hidden)
-        _linear(block, "mlp.fc0", inner, hidden)
-        _linear(block, "mlp.fc1", hidden, inner)
+        column(block, "wqkv", 3 * hidden, hidden, heads, role="vision")
+        row(block, "wo", hidden, hidden, heads, role="vision")
+        column(block, "mlp.fc0", inner, hidden, heads, role="vision")
+        row(block, "mlp.fc1", hidden, inner, heads, role="vision")
     _norm(encoder, "final_layernorm", hidden)
     projector, merged = Site(draft, "mm_projector"), 4 * hidden
     _norm(projector, "pre_norm", hidden)
     _linear(projector, "proj.0", merged, merged)
     _linear(projector, "proj.2", width(fields, "text_hidden_size", default=draft.hidden), merged)
-    fields.ignore("mm_hidden_size", "vt_num_attention_heads", "init_pos_emb_time")
+    fields.ignore("mm_hidden_size", "init_pos_emb_time")
     fields.refuse_leftovers()

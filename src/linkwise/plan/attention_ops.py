@@ -1,0 +1,72 @@
+"""What attention communicates: rings of a split prompt, shards of a split cache, and the reduction after it."""
+
+import numpy as np
+
+from linkwise.core.dtypes import BITS
+from linkwise.core.quantity import Given, Num, ceil_div, times, total, value_of
+from linkwise.model.types import Model
+from linkwise.plan.batch import Batch
+from linkwise.plan.inventory import Inventory, layers_within, token_bytes
+from linkwise.plan.writer import Writer, reduce
+
+
+def mixer_ops(
+    write: Writer, stock: Inventory, batch: Batch, kv_dtype: str, row: Num, tokens: Num, given: Given
+) -> None:
+    """Communication inside attention (cp, dcp) and the reduction after it."""
+    layout, stage, model = write.layout, write.stage, stock.model
+    attention = stock.attention_layers(stage)
+    prompt = [p for p in batch.parts if p.prompt]
+    if layout.cp > 1 and prompt:
+        # Ring attention: every rank sees every other rank's keys and values once, in cp-1 passes.
+        tokens_here = total(ceil_div(times(p.requests, p.context + p.new), layout.cp) for p in prompt)
+        for state, layers in stock.states:
+            number = layers_within(layers, stage)
+            if number and state.per_token:
+                each = given(f"{state.name}_bytes_per_token", token_bytes(state, layout, kv_dtype), "B", "ledger")
+                passes = number * (layout.cp - 1)
+                write.add("send_recv", f"cp.{state.name}", "cp", layout.cp, tokens_here * each, tokens, passes)
+    if attention:
+        drawn = [p.tokens for p in batch.parts if not p.prompt]
+        if drawn:
+            _combine(write, model, attention, total(drawn), given)
+        _cached_prompt(write, stock, batch, kv_dtype, given)
+    reduce(write, "attn.out", "tp", layout.tp, row, tokens, stock.mixers(stage))
+
+
+def _combine(write: Writer, model: Model, repeat: int, tokens: Num, given: Given) -> None:
+    """Decode attention over KV shards: every shard's partial output of a head, combined by log-sum-exp.
+
+    dcp ranks hold different heads, so queries are gathered first and the outputs reduce-scattered back to their heads;
+    cp ranks hold the same heads, so their outputs are all-reduced. Under MLA a query has the width of a cache entry
+    (latent and positional part), an output that of the latent alone.
+    """
+    layout = write.layout
+    if layout.cp * layout.dcp == 1:
+        return
+    heads = given("heads_per_rank", -(-model.heads // layout.tp), "heads", f"{model.heads} heads over tp")
+    asked = given("query_width", model.mla_latent or model.head_dim, "elements", "cache entry under MLA, else head")
+    got = given("output_width", (model.mla_latent - model.mla_rope) or model.head_dim, "elements", "latent, else head")
+    width = BITS[model.dtype] // 8
+    if layout.dcp > 1:
+        rows = tokens * heads * layout.dcp
+        write.add("all_gather", "dcp.query", "dcp", layout.dcp, rows * asked * width, tokens, repeat)
+        write.add("all_gather", "dcp.lse", "dcp", layout.dcp, rows * layout.dcp * 4, tokens, repeat, dtype="float32")
+        write.add("reduce_scatter", "dcp.out", "dcp", layout.dcp, rows * got * width, tokens, repeat)
+    rows = tokens * heads
+    write.add("all_gather", "cp.lse", "cp", layout.cp, rows * layout.cp * 4, tokens, repeat, dtype="float32")
+    write.add("all_reduce", "cp.out", "cp", layout.cp, rows * got * width, tokens, repeat)
+
+
+def _cached_prompt(write: Writer, stock: Inventory, batch: Batch, kv_dtype: str, given: Given) -> None:
+    """A prompt chunk attends its new tokens locally; under dcp the cached part of its context is gathered first."""
+    layout, stage = write.layout, write.stage
+    cached = [p for p in batch.parts if p.prompt and np.any(value_of(p.context))]
+    if layout.dcp == 1 or not cached:
+        return
+    tokens = total(times(p.requests, p.context) for p in cached)
+    for state, layers in stock.states:
+        number = layers_within(layers, stage)
+        if number and state.per_token:
+            each = given(f"{state.name}_bytes_per_token", token_bytes(state, layout, kv_dtype), "B", "ledger")
+            write.add("all_gather", f"dcp.{state.name}", "dcp", layout.dcp, tokens * each, tokens, number)
