@@ -37,7 +37,6 @@ def test_settings_reach_their_fields() -> None:
             "ttft": "1s",
             "tpot": 0.04,
             "prefix_hit": 0.5,
-            "mtp_acceptance": 0.5,
         }
     )
     assert settings.degrees(given) == {"tp": 4, "pp": 2, "sequence_sharded": 1}
@@ -72,6 +71,7 @@ def test_every_setting_is_used() -> None:
         "utilization": 0.5,
         "burst": 2.0,
         "prefix_hit": 0.5,
+        "mtp_acceptance": 0.5,
         "skew": 2.0,
         "sequence_sharded": True,
         "eager": True,

@@ -9,7 +9,7 @@ from linkwise.core.errors import InputError, InternalError
 from linkwise.core.units import parse_bytes
 
 FORM = "[NODESx]COUNTxNAME, such as 8xh100-sxm or 2x8xh100-sxm"
-_SHORTHAND = re.compile(r"(?:(-?\d+)x)?(?:(-?\d+)x)?([a-z0-9][a-z0-9._-]*?)")
+_SHORTHAND = re.compile(r"(?:(-?\d+)x)?(?:(-?\d+)x)?([a-z0-9][a-z0-9._-]*?)", re.ASCII)
 
 
 def accelerator(name: str, *, where: str = "accelerator") -> Accelerator:

@@ -1,6 +1,5 @@
 """A cluster from what the user wrote: shorthand or a YAML file, and back to YAML."""
 
-import re
 from typing import Any
 
 import msgspec
@@ -14,8 +13,6 @@ from linkwise.core.schema import CLUSTER_SCHEMA, Frozen, convert
 from linkwise.core.units import parse_bytes
 
 MAX_FILE_BYTES = 2**20
-# YAML 1.1, which PyYAML reads, takes 3.35e12 for text: it wants 3.35e+12. People, and JSON, write the former.
-_EXPONENT = re.compile(r"[+-]?\d+(?:\.\d*)?[eE]\d+")
 _TEXT_FIELDS = frozenset(
     {"schema", "name", "label", "source", "memory_source", "scaleup_kind", "host_link", "confidence"}
     | {"note", "notes", "kind", "sources"}
@@ -110,16 +107,13 @@ def dump(cluster: Cluster) -> str:
 
 
 def _typed(value: Any, field: str, where: str) -> Any:
-    """Numbers people write as text become numbers: 3.35e12, and sizes with a unit in fields named `..._bytes`."""
+    """Sizes people write with a unit become numbers in fields named `..._bytes`."""
     if isinstance(value, dict):
         return {k: v if k in _TEXT_FIELDS else _typed(v, str(k), where) for k, v in value.items()}
     if isinstance(value, list):
         return [_typed(item, field, where) for item in value]
-    if isinstance(value, str):
-        if _EXPONENT.fullmatch(value):
-            return float(value)
-        if field.endswith("_bytes"):
-            return parse_bytes(value, where=f"{where}: field {field}")
+    if isinstance(value, str) and field.endswith("_bytes"):
+        return parse_bytes(value, where=f"{where}: field {field}")
     return value
 
 

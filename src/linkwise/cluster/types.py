@@ -11,7 +11,7 @@ from enum import StrEnum
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
 
-MAX_DEVICES = 1_000_000
+MAX_DEVICES = 65_536  # the largest group a layout can make: beyond it no plan could use them
 MAX_BPS = 1e15  # a petabyte per second: a thousand times anything that is sold
 MAX_BYTES = 2**50
 FABRICS = ("rail", "fat-tree", "none")

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from linkwise.core.printable import printable
 from linkwise.core.quantity import Quantity, value_of
 from linkwise.core.units import show_bytes, show_time
 
@@ -56,7 +57,7 @@ class Chain(msgspec.Struct, frozen=True):
             lines.append(f"    = {s}")
             if s.note:
                 lines.append(f"    ({s.note})")
-        return "\n".join(lines)
+        return "\n".join(printable(line) for line in lines)
 
 
 def chain_of(figure: Quantity, *more: Quantity) -> Chain:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from linkwise.core.errors import InputError
 MAX_TEXT_BYTES = 32 * 2**20
 # YAML expands aliases: a small text can become a huge value, so its bound is tighter than JSON's.
 MAX_YAML_BYTES = 2 * 2**20
+MAX_DIGITS = 40
 
 
 @contextmanager
@@ -27,8 +29,7 @@ def open_regular(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
     except FileNotFoundError:
         raise InputError("no such file", where=str(path)) from None
     except OSError as error:
-        reason = "a loop of symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
-        raise InputError(f"cannot be read: {reason}", where=str(path)) from None
+        raise InputError(f"cannot be read: {_reason(error)}", where=str(path)) from None
     except ValueError as error:  # an embedded NUL
         raise InputError(f"not a usable path: {error}", where=repr(str(path))) from None
     status = os.fstat(descriptor)
@@ -36,7 +37,10 @@ def open_regular(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
         os.close(descriptor)
         raise InputError("not a regular file", where=str(path), expected="a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        yield file, status.st_size
+        try:
+            yield file, status.st_size
+        except OSError as error:  # a disk that fails while reading
+            raise InputError(f"cannot be read: {_reason(error)}", where=str(path)) from None
 
 
 def read_bytes(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
@@ -58,16 +62,50 @@ def read_text(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> str:
         raise InputError(f"byte {error.start} is not UTF-8", where=str(path), expected="UTF-8 text") from None
 
 
-def parse_json(text: str | bytes, *, where: str) -> Any:
-    """A JSON value. Python's reader, since published configs hold `Infinity`, which strict JSON forbids."""
+def parse_json(text: str | bytes, *, where: str, finite: bool = False) -> Any:
+    """A JSON value; a key given twice in one object is refused. Raises InputError.
+
+    Python's reader, since published configs hold `Infinity`, which strict JSON forbids; finite: forbid it.
+    """
     try:
-        return json.loads(text)
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_not_finite if finite else None, parse_int=_bounded_int
+        )
     except json.JSONDecodeError as error:
         raise InputError(
             f"not valid JSON at line {error.lineno} column {error.colno}: {error.msg.lower()}", where=where
         ) from None
+    except _Refused as error:
+        raise InputError(str(error), where=where, expected=error.expected) from None
     except (RecursionError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"not valid JSON: {type(error).__name__}", where=where) from None
+
+
+class _Refused(ValueError):
+    """What JSON or YAML allow and we do not."""
+
+    def __init__(self, message: str, expected: str = "") -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise _Refused(f"field {twice[:80]!r} is given twice", "each field once")
+    return value
+
+
+def _not_finite(word: str) -> Any:
+    raise _Refused(f"the number {word}", "finite numbers")
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:  # arithmetic on what it makes would take unbounded time
+        raise _Refused(f"an integer of {len(digits)} digits", f"at most {MAX_DIGITS} digits")
+    return int(digits)
 
 
 def read_json_object(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any]:
@@ -84,12 +122,38 @@ def read_yaml_object(path: str | Path) -> dict[str, Any]:
 
 
 # libyaml's loader is ten times faster where PyYAML was built with it; both are safe loaders.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG = "tag:yaml.org,2002:"
+# What an unquoted word means: the words of JSON, and text else. YAML 1.1, which PyYAML reads by default, makes `010`
+# an octal eight, `1:30` ninety, `no` false and `2024-01-01` a date: here they stay text and fail where a number belongs.
+_MEANINGS = (
+    ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    ("int", re.compile(r"[-+]?(?:0|[1-9][0-9]{0,39})"), list("-+0123456789")),
+    (
+        "float",
+        re.compile(
+            r"[-+]?(?:(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.)(?:[eE][-+]?[0-9]+)?"
+            r"|(?:0|[1-9][0-9]*)[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
+        ),
+        list("-+.0123456789"),
+    ),
+)
+
+
+class _Loader(_SAFE):  # type: ignore[misc]
+    """The safe loader with the meanings above in place of YAML 1.1's."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+for _kind, _pattern, _starts in _MEANINGS:
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern.pattern})\\Z"), _starts)
 
 
 def _load_yaml(text: str) -> Any:
     """The value of one document. A node reached twice is an alias, whichever loader composed it."""
-    loader = _LOADER(text)
+    loader = _Loader(text)
     try:
         root = loader.get_single_node()
         seen: set[int] = set()
@@ -99,13 +163,43 @@ def _load_yaml(text: str) -> Any:
             if id(node) in seen:
                 raise yaml.YAMLError("aliases are not accepted")
             seen.add(id(node))
+            _check_tag(loader, node)
             if isinstance(node, yaml.MappingNode):
+                _check_keys(node)
                 open_nodes.extend(part for pair in node.value for part in pair)
             elif isinstance(node, yaml.SequenceNode):
                 open_nodes.extend(node.value)
         return None if root is None else loader.construct_document(root)
     finally:
         loader.dispose()
+
+
+def _check_tag(loader: Any, node: Any) -> None:
+    """Refuse a tag the text spells out (`!!int "010"`): a value means what it looks like."""
+    if not isinstance(node, yaml.ScalarNode):
+        plain = _TAG + ("map" if isinstance(node, yaml.MappingNode) else "seq")
+    elif node.style:  # quoted or a block
+        plain = _TAG + "str"
+    else:
+        plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))
+    if node.tag != plain:
+        raise yaml.MarkedYAMLError(problem=f"tag {node.tag[:80]!r} is not accepted", problem_mark=node.start_mark)
+
+
+def _check_keys(node: Any) -> None:
+    """Refuse a key given twice, and YAML's merge key: both hide which value counts."""
+    names: set[str] = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in names:
+            problem = f"field {key.value[:80]!r} is given twice"
+        elif key.value == "<<":
+            problem = "merge keys (<<) are not accepted"
+        else:
+            names.add(key.value)
+            continue
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
 
 
 def parse_yaml_object(text: str, *, where: str) -> dict[str, Any]:
@@ -122,18 +216,20 @@ def parse_yaml_object(text: str, *, where: str) -> dict[str, Any]:
     return value
 
 
-def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666, regular: bool = False) -> None:
     """Write a file completely or leave what was there. mode: permissions of a new file, before the umask.
 
-    Raises InputError, never OSError. What is not a regular file (a terminal, a pipe) is written to as it is.
+    What is not a regular file (a terminal, a pipe somebody reads) is written to as it is; regular: refused.
+    Raises InputError, never OSError.
     """
     try:
-        target = os.path.realpath(path)
-        beside = f"{target}.{os.getpid()}.part"
+        target = _target(path)
         if os.path.exists(target) and not os.path.isfile(target):
-            with open(target, "wb") as file:
-                file.write(data)
+            if regular:
+                raise InputError("not a regular file", where=str(path), expected="a regular file, or none")
+            _write_into(target, data)
             return
+        beside = f"{target}.{os.getpid()}.part"
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -145,5 +241,27 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        raise InputError(f"cannot be written: {reason}", where=str(path)) from None
+        raise InputError(f"cannot be written: {_reason(error)}", where=str(path)) from None
+
+
+def _target(path: str | Path) -> str:
+    """What the path leads to: the link itself is never replaced. Raises OSError for a loop of links."""
+    try:
+        return os.path.realpath(path, strict=True)
+    except FileNotFoundError:
+        return os.path.realpath(path)
+
+
+def _write_into(path: str, data: bytes) -> None:
+    # O_NONBLOCK: a FIFO that nobody reads is refused (ENXIO), not waited for.
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    known = {errno.ELOOP: "a loop of symbolic links", errno.ENXIO: "nobody reads this pipe"}
+    return known.get(error.errno or 0) or (error.strerror or str(error)).lower()

@@ -31,8 +31,15 @@ class Layout(Frozen, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "cp", "dp_attn", "dcp", "ep"):
             degree = getattr(self, name)
+            if type(degree) is not int:  # 2.0 and True pass for numbers, but make no rank grid
+                raise InputError(f"{name} is {degree!r}"[:80], where="layout", expected="an int")
             if not 1 <= degree <= MAX_DEGREE:
                 raise InputError(f"{name} is {degree}", where="layout", expected=f"1..{MAX_DEGREE}")
+        if not isinstance(self.sequence_sharded, bool):
+            raise InputError(f"sequence_sharded is {self.sequence_sharded!r}"[:80], where="layout", expected="a bool")
+        if self.size > MAX_DEGREE:
+            factors = " x ".join(f"{n} {getattr(self, n)}" for n in ("pp", "cp", "dp_attn", "tp"))
+            raise InputError(f"{factors} = {self.size} ranks", where="layout", expected=f"at most {MAX_DEGREE} ranks")
         if self.tp % self.dcp:
             raise InputError(f"dcp {self.dcp} does not divide tp {self.tp}", where="layout", expected="dcp divides tp")
         if self.stage_size % self.ep:

@@ -4,9 +4,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from linkwise.core.errors import InputError
+from linkwise.core.errors import InputError, InternalError
+from linkwise.core.files import parse_json
+from linkwise.core.printable import escaped_json
 
 PLAN_SCHEMA = "linkwise.plan/1"
+NOPLAN_SCHEMA = "linkwise.noplan/1"
 FIT_SCHEMA = "linkwise.fit/1"
 HANDOFF_SCHEMA = "linkwise.handoff/1"
 CLUSTER_SCHEMA = "linkwise.cluster/1"
@@ -29,18 +32,36 @@ def convert(value: Any, kind: type[T], *, where: str) -> T:
 
 
 def decode_json(text: bytes, kind: type[T], *, where: str) -> T:
-    """A validated value from JSON text."""
+    """A validated value from JSON text; a field given twice is refused. Errors name the file, also those of values."""
+    parse_json(text, where=where, finite=True)  # for duplicates, which the typed reader resolves without a word
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
         raise InputError(_field_first(str(error)), where=where) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"not valid JSON: {error}", where=where) from None
+    except InputError as error:  # a value's own check, which does not know the file
+        place = f"{where}: {error.where}" if error.where else where
+        raise type(error)(error.message, where=place, expected=error.expected, hint=error.hint) from None
 
 
 def encode_json(value: Any) -> bytes:
-    """Indented JSON, as a person would read it, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+    """Indented JSON, as a person would read it, with a final newline; invisible characters are escapes.
+
+    One of our own values comes out as it will after being read back: a whole number in a field of floats has its `.0`,
+    so that reading and writing again changes no byte. Raises InputError for text that is no Unicode (a file name that
+    is not UTF-8).
+    """
+    try:
+        text = msgspec.json.encode(value)
+        if isinstance(value, Frozen):
+            text = msgspec.json.encode(msgspec.json.decode(text, type=type(value)))
+    except UnicodeEncodeError as error:
+        given = error.object[max(0, error.start - 40) : error.end]
+        raise InputError(f"{given!r} is not valid Unicode", expected="names in UTF-8") from None
+    except msgspec.ValidationError as error:
+        raise InternalError(f"a {type(value).__name__} that cannot be read back: {error}") from None
+    return escaped_json(msgspec.json.format(text, indent=1)) + b"\n"
 
 
 def _field_first(message: str) -> str:

@@ -172,8 +172,9 @@ class Convention(Frozen, frozen=True, kw_only=True):
 class Refusal(Frozen, frozen=True, kw_only=True):
     """Why an engine will not run a layout, and the smallest change that helps.
 
-    change: in words, for the first of the ways. ways: degrees that would help, each a set to change together. What `Engine.refuses` returns has one way
-    at most, and the layout it leads to is not refused; without one `change` names no degree.
+    change: in words, for the first of the ways. ways: degrees that would help, each a set to change together. What
+        `Engine.refuses` returns has one way at most, and the layout it leads to is not refused; without one `change`
+        names no degree.
     """
 
     reason: str

@@ -9,18 +9,29 @@ import re
 import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import msgspec
 
+from linkwise.core.dtypes import BITS
 from linkwise.core.errors import InputError
 from linkwise.core.files import open_regular, parse_json, read_json_object
 from linkwise.model.matching import generic
 from linkwise.model.types import Tensor
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+# The format allows headers of 100 MB. The largest published checkpoints (a trillion parameters in 384 experts a layer,
+# each expert's weight packed beside its scales and shape) have 0.21 million tensors, 35 MB of headers over all their
+# files and an index of 25 MB: about twice that is the bound, for one file and for all together, so that reading what
+# a hostile one claims stays within seconds.
+MAX_HEADER_BYTES = 64 * 2**20
+MAX_TENSORS = 400_000
 MAX_FILES = 10_000
+# PyTorch counts elements in 63 bits and no published tensor has more than 6 extents.
+MAX_RANK = 16
+MAX_EXTENT = 2**48
+INDEX = "model.safetensors.index.json"
 
 # safetensors code -> (bits, our dtype; "" for words that pack something else).
 _CODES: dict[str, tuple[int, str]] = {
@@ -59,45 +70,66 @@ class Stored:
     scale_bytes: int = 0
     elements: int = 0
     dtype: str = ""
-    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    # (shape, bits of a stored word) of each tensor of elements.
+    shapes: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
 
 
-def find(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: those its index names, or all there are. Empty when none is there."""
-    index = folder / "model.safetensors.index.json"
+@dataclass(frozen=True)
+class Checkpoint:
+    """The safetensors files of a folder. named: tensor -> file name, where an index says so."""
+
+    files: tuple[Path, ...] = ()
+    named: dict[str, str] = field(default_factory=dict)
+
+
+def find(folder: Path) -> Checkpoint:
+    """The safetensors files of a folder: those its index names, or all there are. No files when none is there."""
+    index = folder / INDEX
     if not os.path.lexists(index):
-        return sorted(folder.glob("*.safetensors"))[:MAX_FILES]
-    names = read_json_object(index).get("weight_map")
+        files = sorted(folder.glob("*.safetensors"))
+        _at_most(len(files), MAX_FILES, "weight files", str(folder))
+        return Checkpoint(tuple(files))
+    names = read_json_object(index, max_bytes=MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
         raise InputError("weight_map is not an object of file names", where=str(index))
-    files = sorted(set(names.values()))
-    for name in files:
+    _at_most(len(names), MAX_TENSORS, "tensors", str(index))
+    wanted = sorted(set(names.values()))
+    _at_most(len(wanted), MAX_FILES, "weight files", str(index))
+    for name in wanted:
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"weight_map names {name!r}"[:200], where=str(index), expected="plain file names")
-    present = [folder / name for name in files if os.path.lexists(folder / name)]
-    if present and len(present) < len(files):
+    present = tuple(folder / name for name in wanted if os.path.lexists(folder / name))
+    if present and len(present) < len(wanted):
         raise InputError(
-            f"{len(files) - len(present)} of {len(files)} weight files are missing, first "
-            f"{next(n for n in files if not os.path.lexists(folder / n))}",
+            f"{len(wanted) - len(present)} of {len(wanted)} weight files are missing, first "
+            f"{next(n for n in wanted if not os.path.lexists(folder / n))}",
             where=str(folder),
             expected="all files of the index, or none",
         )
-    return present
+    return Checkpoint(present, names)
 
 
-def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Name -> (safetensors dtype code, shape, bytes) of one file, checked against its size."""
+def _at_most(count: int, most: int, what: str, where: str) -> None:
+    if count > most:
+        raise InputError(f"{count} {what}", where=where, expected=f"at most {most}")
+
+
+def read_header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Name -> (safetensors dtype code, shape, bytes) of one file, checked against its size.
+
+    most_bytes: what is left of MAX_HEADER_BYTES after the checkpoint's other files.
+    """
     where = str(path)
     with open_regular(path) as (file, size):
         head = file.read(8)
         if len(head) < 8:
             raise InputError("shorter than a safetensors header", where=where)
         (length,) = struct.unpack("<Q", head)
-        if length > MAX_HEADER_BYTES or length > size - 8:
+        if length > most_bytes or length > size - 8:
             raise InputError(
                 f"claims a header of {length} bytes in a file of {size}",
                 where=where,
-                expected=f"at most {MAX_HEADER_BYTES} and inside the file",
+                expected=f"inside the file, and at most {MAX_HEADER_BYTES} with those of the other files",
             )
         text = file.read(length)
     if len(text) < length:
@@ -106,6 +138,7 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
     if not isinstance(header, dict):
         raise InputError("the header is no object", where=where)
     header.pop("__metadata__", None)
+    _at_most(len(header), MAX_TENSORS, "tensors", where)
     result = {name: _entry(name, entry, size - 8 - length, where) for name, entry in header.items()}
     _check_layout(header, size - 8 - length, where)
     return result
@@ -118,8 +151,12 @@ def _entry(name: str, entry: Any, room: int, where: str) -> tuple[str, tuple[int
     code, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(code, str) or code not in _CODES:
         raise InputError(f"{problem} has dtype {code!r}"[:200], where=where, expected="a safetensors dtype")
-    if not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
-        raise InputError(f"{problem} has malformed shape or data_offsets", where=where)
+    if not _whole(shape, MAX_RANK, MAX_EXTENT) or not _whole(offsets, 2, 2**63) or len(offsets) != 2:
+        raise InputError(
+            f"{problem} has malformed shape or data_offsets",
+            where=where,
+            expected=f"at most {MAX_RANK} extents of at most {MAX_EXTENT}, and two offsets",
+        )
     begin, end = offsets
     if not 0 <= begin <= end <= room:
         raise InputError(
@@ -136,8 +173,8 @@ def _entry(name: str, entry: Any, room: int, where: str) -> tuple[str, tuple[int
     return code, tuple(shape), end - begin
 
 
-def _whole(values: Any) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
+def _whole(values: Any, longest: int, largest: int) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and len(values) <= longest and all(type(v) is int and 0 <= v <= largest for v in values)
 
 
 def _check_layout(header: dict[str, Any], room: int, where: str) -> None:
@@ -151,15 +188,21 @@ def _check_layout(header: dict[str, Any], room: int, where: str) -> None:
         raise InputError(f"tensors end at {position} of {room} data bytes", where=where, hint="The file may be damaged")
 
 
-def collect(files: list[Path]) -> dict[str, Stored]:
-    """Module name (experts as one, `.weight` dropped) -> what the files hold of it."""
+def collect(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Module name (experts as one, `.weight` dropped) -> what the files hold of it.
+
+    Raises InputError for what no file may claim, and where the files lack a tensor their index names.
+    """
     modules: dict[str, Stored] = defaultdict(Stored)
-    seen: set[str] = set()
-    for path in files:
-        for name, (code, shape, size) in read_header(path).items():
+    seen: dict[str, str] = {}
+    left = MAX_HEADER_BYTES
+    for path in checkpoint.files:
+        header = read_header(path, left)
+        left -= os.stat(path).st_size - sum(size for _, _, size in header.values())
+        for name, (code, shape, size) in header.items():
             if name in seen:
                 raise InputError(f"tensor {name[:80]!r} is in two files", where=str(path))
-            seen.add(name)
+            seen[name] = path.name
             place = generic(name)
             if _SCALES.search(place):
                 module = _SCALES.sub("", place)
@@ -167,10 +210,19 @@ def collect(files: list[Path]) -> dict[str, Stored]:
                 modules[module].scale_bytes += size
                 continue
             stored = modules[_ELEMENTS.sub("", place).replace("_proj_bias", "_proj.bias")]
+            bits, dtype = _CODES[code]
             stored.bytes += size
-            stored.elements += size * 8 // _CODES[code][0]
-            stored.dtype = _CODES[code][1] or stored.dtype
-            stored.shapes.add(shape)
+            stored.elements += size * 8 // bits
+            stored.dtype = dtype or stored.dtype
+            stored.shapes.add((shape, bits))
+        _at_most(len(seen), MAX_TENSORS, "tensors", str(path.parent))
+    for name, file in checkpoint.named.items():
+        if seen.get(name) != file:
+            raise InputError(
+                f"names tensor {name[:80]!r} in {file}, which does not hold it",
+                where=str(checkpoint.files[0].parent / INDEX),
+                expected="the index of these files",
+            )
     return dict(modules)
 
 
@@ -180,6 +232,44 @@ def _fused(name: str) -> tuple[str, int]:
         if f"experts.*.{part}" in name:
             return name.replace(f"experts.*.{part}", "experts.gate_up_proj"), 2
     return name.replace("experts.*.", "experts."), 1
+
+
+def _check_shapes(tensor: Tensor, found: Stored, share: int, where: str) -> None:
+    """Refuse a checkpoint whose shapes are not the config's: as many elements in other places are another model."""
+    for shape, bits in found.shapes:
+        inner = shape
+        if share or (tensor.is_expert and len(shape) > len(tensor.shape) and shape[0] == tensor.count):
+            inner = shape[1:]
+        rows = (max(share, 1) * tensor.shape[0], *tensor.shape[1:]) if tensor.shape else ()
+        forms = [rows]
+        if inner is not shape and len(rows) == 2:
+            forms.append(rows[::-1])  # all experts in one tensor: gpt-oss and Llama 4 keep inputs first
+        ratio, rest = divmod(bits, BITS[tensor.dtype])
+        if not found.dtype and (rest or ratio < 1 or (ratio > 1 and BITS[tensor.dtype] > 8)):
+            raise InputError(
+                f"{tensor.name} is packed into words of {bits} bits in the checkpoint and {tensor.dtype} by the config",
+                where=where,
+            )
+        if not found.dtype and ratio > 1 and len(rows) == 2:
+            forms = [f for o, i in (rows, rows[::-1]) for f in ((o, -(-i // ratio)), (-(-o // ratio), i))]
+        if not any(_alike(inner, form) for form in forms):
+            raise InputError(
+                f"{tensor.name} has shape {_say(shape)} in the checkpoint and {_say(forms[0])} by the config",
+                where=where,
+                hint="The config may be another model's",
+            )
+
+
+def _alike(stored: tuple[int, ...], own: tuple[int, ...]) -> bool:
+    """Equal but for extents of 1, and for trailing extents kept apart or as one (convolutions, blocks of 4-bit pairs)."""
+    a, b = (tuple(extent for extent in shape if extent != 1) for shape in (stored, own))
+    if len(a) != len(b) and min(len(a), len(b)) >= 2:
+        return a[0] == b[0] and prod(a[1:]) == prod(b[1:])
+    return a == b
+
+
+def _say(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
 
 
 def exact(tensors: tuple[Tensor, ...], stored: dict[str, Stored], where: str) -> tuple[tuple[Tensor, ...], list[str]]:
@@ -192,9 +282,9 @@ def exact(tensors: tuple[Tensor, ...], stored: dict[str, Stored], where: str) ->
     result: list[Tensor] = []
     missing: list[Tensor] = []
     for tensor in tensors:
-        name, share = tensor.name, 1
+        name, share, fused = tensor.name, 1, False
         if name not in stored and tensor.is_expert:
-            name, share = _fused(tensor.name)
+            (name, share), fused = _fused(tensor.name), True
         found = stored.get(name)
         if found is None or not found.bytes:
             missing.append(tensor)
@@ -206,6 +296,7 @@ def exact(tensors: tuple[Tensor, ...], stored: dict[str, Stored], where: str) ->
                 " by the config",
                 where=where,
             )
+        _check_shapes(tensor, found, share if fused else 0, where)
         result.append(
             msgspec.structs.replace(
                 tensor,

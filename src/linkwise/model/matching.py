@@ -15,7 +15,7 @@ from linkwise.core.errors import InputError
 
 MAX_ENTRIES = 1_000_000
 _MAX_PATTERN = 300
-_EXPERT = re.compile(r"\.experts\.\d+(?=\.|$)")
+_EXPERT = re.compile(r"\.experts\.[0-9]+(?=\.|$)")
 
 
 def generic(name: str) -> str:

@@ -59,10 +59,10 @@ def _from_path(path: Path, weight_dtype: str | None) -> Model:
     quantization = read_json_object(quant_path) if whole and os.path.lexists(quant_path) else None
     name = folder.resolve().name if config_path.name == "config.json" else config_path.stem
     model = from_config(config, quantization, name=name, source=str(config_path), weight_dtype=weight_dtype)
-    files = headers.find(folder) if whole and weight_dtype is None else []
-    if not files:
+    checkpoint = headers.find(folder) if whole and weight_dtype is None else headers.Checkpoint()
+    if not checkpoint.files:
         return model
-    tensors, notes = headers.exact(model.tensors, headers.collect(files), str(folder))
+    tensors, notes = headers.exact(model.tensors, headers.collect(checkpoint), str(folder))
     mtp = model.mtp_layers if any(t.role.startswith("mtp.") for t in tensors) else 0
     return msgspec.structs.replace(
         model, tensors=tensors, exact_bytes=True, mtp_layers=mtp, notes=(*model.notes, *notes)

@@ -12,7 +12,7 @@ from linkwise.plan.choose import choose, resource_rank, rule
 from linkwise.plan.collectives import bubble
 from linkwise.plan.figures import Subject, batches, figures, ops_of, prefill_seconds, textbook_figures
 from linkwise.plan.fit import Case
-from linkwise.plan.memory import check_length
+from linkwise.plan.memory import within_length
 from linkwise.plan.nearest import changes
 from linkwise.plan.operate import in_flight, operation
 from linkwise.plan.reasons import decisions
@@ -36,7 +36,7 @@ def plan(
 
     fixed: degrees the user gave. replicas: how many replicas to run (None = what rate or cluster ask for).
     """
-    check_length(model, options, workload)
+    workload = within_length(model, options, workload)
     if replicas is not None and not 1 <= replicas <= cluster.size:
         raise InputError(
             f"{replicas} replicas", where="replicas", expected=f"1..{cluster.size} on {cluster.size} devices"
@@ -50,6 +50,7 @@ def plan(
     about = Subject(model, cluster, engine, chosen.layout, options, workload, chosen.point.batch, count)
     at = operation(model, chosen.layout, engine, cluster, workload, options, chosen.point.batch)
     ops = {name: freeze(ops_of(about, batch)) for name, batch in batches(about).items()}
+    nodes = -(-chosen.layout.size // cluster.devices_per_node)
     return Plan(
         version=__version__,
         facts={"engine": f"{engine.name} {engine.version}", "constants": cluster.constants.label},
@@ -78,9 +79,9 @@ def plan(
         decisions=decisions(Case(model, cluster, engine, options, workload), chosen, found),
         rule=rule(workload, cluster) if found.considered > 1 else "every degree was given",
         figures={path: _number(value) for path, value in figures(about).items()},
-        command=tuple(engine.command(model.served_as or model.name, chosen.layout, options)),
+        command=tuple(engine.command(model.served_as or model.name, chosen.layout, options, nodes=nodes)),
         textbook=textbook_figures(about, registry.get("textbook")),
-        notes=_notes(model, cluster, engine, memory.warnings),
+        notes=(*_notes(model, cluster, engine, memory.warnings), *engine.node_notes(chosen.layout, nodes)),
     )
 
 

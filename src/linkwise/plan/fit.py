@@ -18,7 +18,7 @@ from linkwise.engine.base import Engine, Options, Refusal
 from linkwise.model import quant
 from linkwise.model.types import Model
 from linkwise.plan.ledger import ledger, ledger_figures
-from linkwise.plan.memory import check_length
+from linkwise.plan.memory import within_length
 from linkwise.plan.search import layouts
 from linkwise.plan.shortfall import LOWER_UTILISATIONS, STEP_SEQS, STEP_TOKENS, UTILISATIONS
 from linkwise.plan.types import Fit, Ledger, Shortfall
@@ -69,7 +69,7 @@ def fit(
             where="options",
             expected="a model read with the same weight_dtype",
         )
-    check_length(model, options, workload)
+    workload = within_length(model, options, workload)
     case = Case(model, cluster, engine, options, workload)
     if layout is not None:
         if layout.size > cluster.size:

@@ -4,6 +4,8 @@ numbers for `explain`. What they mean as a ledger is ledger.py's question."""
 import math
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
@@ -109,15 +111,23 @@ class RankFigures(NamedTuple):
         return total((self.peak.forward, self.peak.extra, fixed.runtime, fixed.collective, fixed.graphs))
 
 
-def check_length(model: Model, options: Options, workload: Workload) -> None:
-    """Raises InputError when the workload's requests are longer than the model, or the limit given, allows."""
+def within_length(model: Model, options: Options, workload: Workload) -> Workload:
+    """The workload, if its requests are no longer than the model, or the limit given, allows.
+
+    Lengths nobody gave are cut to fit; lengths that were given raise InputError.
+    """
     limit, name = options.max_model_len or model.max_len, "max_model_len" if options.max_model_len else model.name
-    if limit and workload.total_tokens > limit:
-        raise InputError(
-            f"requests of {workload.isl_tokens:,} + {workload.osl_tokens:,} tokens",
-            where="workload",
-            expected=f"at most {limit:,} tokens in all ({name})",
-        )
+    if not limit or workload.total_tokens <= limit:
+        return workload
+    usual = Workload()
+    if (workload.isl_tokens, workload.osl_tokens) == (usual.isl_tokens, usual.osl_tokens) and limit > 1:
+        output = max(1, limit * usual.osl_tokens // usual.total_tokens)
+        return replace(workload, isl_tokens=limit - output, osl_tokens=output)
+    raise InputError(
+        f"requests of {workload.isl_tokens:,} + {workload.osl_tokens:,} tokens",
+        where="workload",
+        expected=f"at most {limit:,} tokens in all ({name})",
+    )
 
 
 def case_of(

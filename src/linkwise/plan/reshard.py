@@ -112,6 +112,9 @@ def entry_bytes(piece: Piece, kv_dtype: str) -> int:
     state = piece.state
     elements = (state.per_token + state.per_request) // state.heads * piece.heads
     dtype = kv_dtype if state.dtype == "kv" else state.dtype
+    for stored, each in state.entry_bytes:
+        if stored == dtype:
+            return piece.layers * -(-each * piece.heads // state.heads)
     return piece.layers * (-(-elements * BITS[dtype] // 8) + state.extra_bytes_per_token)
 
 

@@ -135,15 +135,11 @@ def _copies(plan: Plan) -> str:
 
 
 def _why(plan: Plan) -> list[str]:
-    if plan.layout.size == 1:
-        return [
-            "why        one device holds the model and meets the targets; more ranks in a group would pay for nothing"
-        ]
+    """The rule, and the named constraint that pays for more than one device."""
     for made in plan.decisions:
         if made.question.startswith("why not"):
-            reason = "; ".join(made.because)
-            return [f"why        the smallest group that does: {made.answer} ({reason})"]
-    return []
+            return [f"why        {plan.rule}; {made.answer} ({'; '.join(made.because)})"]
+    return [f"why        {plan.rule}"]
 
 
 def _placement(plan: Plan) -> list[str]:
