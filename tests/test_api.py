@@ -1,5 +1,7 @@
 """The commands as Python calls: text or values in, frozen values with a good repr out."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -7,9 +9,11 @@ import pytest
 
 import linkwise
 from linkwise.cluster.read import load as read_cluster
+from linkwise.cluster.types import Cluster
 from linkwise.engine.registry import get
 from linkwise.model.read import load as read_model
 from linkwise.plan import types
+from linkwise.plan.handoff_types import HandoffOptions
 
 SETTINGS = {"isl": 4000, "osl": 500, "ttft": "1s", "tpot": "40ms"}
 
@@ -122,3 +126,77 @@ def test_a_wrong_argument_is_an_input_error(settings: dict[str, object], message
 def test_weights_of_a_resolved_model_cannot_be_imagined() -> None:
     with pytest.raises(linkwise.InputError, match="a Model is already resolved"):
         linkwise.fit(read_model("llama-3.1-8b"), on="1xh100-sxm", weights="fp8")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: linkwise.plan("llama-3.1-8b", on="1xh100-sxm", engine=5), "engine: is a int; expected an engine"),
+        (lambda: linkwise.fit(5, on="1xh100-sxm"), "model: is a int; expected"),
+        (lambda: linkwise.fit("llama-3.1-8b", on=5), "on: is a int; expected"),
+        (lambda: linkwise.plan("llama-3.1-8b", on="1xh100-sxm", from_command=5), "from_command: is a int"),
+        (lambda: linkwise.explain(None, "x"), "source: is a NoneType; expected"),
+        (lambda: linkwise.explain("seed:kv_transfer", 5), "path: is a int"),
+        (lambda: linkwise.load(5), "path: is a int; expected a path"),
+        (lambda: linkwise.load(b"x"), "path: is a bytes; expected a path"),
+        (lambda: linkwise.save(linkwise.fit("llama-3.1-8b", on="1xh100-sxm"), None), "path: is a NoneType"),
+        (lambda: linkwise.save(5, "x.json"), "value: is a int; expected a plan"),
+        (lambda: linkwise.compare(5, 6), "is no plan"),
+        (lambda: _handoff(prefill_tp=2.0), "handoff: field prefill_tp: expected `int`, got `float`"),
+        (lambda: _handoff(decode_pp="1"), "handoff: field decode_pp: expected `int`, got `str`"),
+        (lambda: _handoff(prompt=True), "handoff: field prompt: expected `int`, got `bool`"),
+        (lambda: _handoff(factors=5), "factors: is a int; expected HandoffOptions"),
+        (lambda: _handoff(factors=HandoffOptions(connector=5)), "factors: field connector: expected `str`, got `int`"),
+        (lambda: linkwise.fit("llama-3.1-8b", on=_cluster(nodes=1.0)), "on: field nodes: expected `int`, got `float`"),
+    ],
+)
+def test_a_value_of_another_type_is_named_at_the_door(
+    call: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(linkwise.InputError, match=re.escape(message)):
+        call()
+    assert not list(tmp_path.iterdir()), "nothing written"
+
+
+def _handoff(**changes: object) -> object:
+    given = {"prompt": 8192, "rate": 1.0, "prefill_tp": 4, "decode_tp": 4} | changes
+    return linkwise.handoff("llama-3.3-70b", on="2x8xh100-sxm", **given)
+
+
+def _cluster(**changes: object) -> Cluster:
+    return msgspec.structs.replace(read_cluster("1xh100-sxm"), **changes)
+
+
+def test_every_answer_is_a_file_that_comes_back_byte_for_byte(tmp_path: Path) -> None:
+    answers = [
+        linkwise.fit("llama-3.1-405b", on="8xh100-sxm"),
+        linkwise.plan("llama-3.3-70b", on="2x4xh100-sxm", rate=3.0, **SETTINGS),
+        linkwise.plan("llama-3.3-70b", on="4xh100-sxm", tpot="1ms"),
+        _handoff(),
+    ]
+    for answer in answers:
+        linkwise.save(answer, tmp_path / "a.json")
+        once = (tmp_path / "a.json").read_bytes()
+        again = linkwise.load(tmp_path / "a.json")
+        assert again == answer
+        assert type(again) is type(answer)
+        linkwise.save(again, tmp_path / "a.json")
+        assert (tmp_path / "a.json").read_bytes() == once
+
+
+def test_there_is_nothing_to_explain_where_there_is_no_plan(tmp_path: Path) -> None:
+    found = linkwise.plan("llama-3.3-70b", on="4xh100-sxm", tpot="1ms")
+    assert isinstance(found, linkwise.NoPlan)
+    linkwise.save(found, tmp_path / "n.json")
+    with pytest.raises(linkwise.InputError, match="there is no plan to explain") as caught:
+        linkwise.explain(tmp_path / "n.json", "tpot_s")
+    assert found.nearest.shortfall.reason[:40] in str(caught.value)
+
+
+def test_a_command_may_be_given_its_engines_version() -> None:
+    command = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4"
+    found = linkwise.plan(on="4xh100-sxm", engine="vllm@0.11.0", from_command=command)
+    assert (found.engine, found.engine_version) == ("vllm", "0.11.0")
+    command = command.replace("vllm serve", "python -m sglang.launch_server --model-path")
+    assert linkwise.plan(on="4xh100-sxm", from_command=command.replace("-tp", "--tp")).engine == "sglang"

@@ -4,12 +4,16 @@ Every case is what a person could really type or point at. Run in this process: 
 """
 
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import linkwise
 from linkwise.cli import main
+from linkwise.core.errors import InputError
 
 LLAMA = {
     "model_type": "llama",
@@ -269,3 +273,174 @@ def test_debug_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.rstrip().split("\n")[-1].startswith("linkwise: error: ")
+
+
+EVIL = "x\x1b[31mRED\x07\u202e\u2066\u200b\x9b"
+HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _hidden(text: str) -> set[str]:
+    return {c for c in text if c != "\n" and unicodedata.category(c) in HIDDEN}
+
+
+def _evil_folder(tmp_path: Path) -> list[object]:
+    return ["fit", _model(tmp_path / EVIL), "--on", "1xh100-sxm"]
+
+
+def _evil_field(tmp_path: Path) -> list[object]:
+    return ["fit", _model(tmp_path / "m", **{f"num_{EVIL}": 3}), "--on", "1xh100-sxm"]
+
+
+def _evil_label(tmp_path: Path) -> list[object]:
+    facts = {"name": EVIL, "label": EVIL, "memory_source": EVIL, "memory_bytes": 80 * 10**9, "nominal_GB": 80}
+    facts |= {"hbm_Bps": 3e12, "flops": {"bf16": 9e14}}
+    cluster = {"schema": "linkwise.cluster/1", "name": EVIL, "devices_per_node": 1, "accelerator": facts}
+    (tmp_path / "k.yaml").write_text(json.dumps(cluster | {"notes": [EVIL], "source": EVIL}))
+    return ["fit", "llama-3.1-8b", "--on", tmp_path / "k.yaml"]
+
+
+def _evil_key(tmp_path: Path) -> list[object]:
+    (tmp_path / "k.yaml").write_text(CLUSTER + json.dumps(EVIL) + ": 1\n")
+    return ["fit", "llama-3.1-8b", "--on", tmp_path / "k.yaml"]
+
+
+def _evil_index(tmp_path: Path) -> list[object]:
+    folder = _model(tmp_path / "m")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": EVIL, "b": "b"}}))
+    (folder / "b").write_text("")
+    return ["fit", folder, "--on", "1xh100-sxm"]
+
+
+def _evil_command(tmp_path: Path) -> list[object]:
+    return ["plan", "--on", "1xh100-sxm", "--from-command", f"vllm serve {EVIL} --{EVIL}"]
+
+
+def _evil_plan(tmp_path: Path) -> list[object]:
+    plan = linkwise.plan(str(_model(tmp_path / "m")), on="1xh100-sxm", isl=100, osl=10)
+    value = json.loads(msgspec.json.encode(plan))
+    value["model"]["name"], value["figures"][EVIL] = EVIL, 1
+    value["engine"] = value["engine_version"] = EVIL
+    (tmp_path / "p.json").write_text(json.dumps(value))
+    return ["explain", tmp_path / "p.json"]
+
+
+def _evil_paths(tmp_path: Path) -> list[object]:
+    fit = linkwise.fit(str(_model(tmp_path / EVIL)), on="1xh100-sxm")
+    linkwise.save(msgspec.structs.replace(fit, figures={**fit.figures, EVIL: 1}), tmp_path / "f.json")
+    return ["explain", tmp_path / "f.json"]
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--debug"]], ids=["screen", "json", "debug"])
+@pytest.mark.parametrize(
+    "words",
+    [_evil_folder, _evil_field, _evil_label, _evil_key, _evil_index, _evil_command, _evil_plan, _evil_paths],
+)
+def test_nothing_a_terminal_would_obey_is_printed(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: Callable[[Path], list[object]],
+    more: list[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    line = [*map(str, words(tmp_path)), *more]
+    assert main(line) in {0, 1, 2}
+    out, err = capsys.readouterr()
+    assert not _hidden(out + err)
+    quiet = line[0] == "fit" and "--json" in more  # a name that the value does not hold
+    assert quiet or r"\x1b" in out + err or r"\u001b" in out + err, "shown, not dropped"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "x" * 5000, "--on", "8xh100-sxm"],
+        ["fit", "llama-3.1-8b", "--on", "8x" + "h" * 5000],
+        ["fit", "llama-3.1-8b", "--on", "8xh100-sxm", "--lora", "8" * 5000],
+        ["fit", "llama-3.1-8b", "--on", "8xh100-sxm", "--tp", "8" * 5000],
+        ["fit", "llama-3.1-8b", "--on", "8xh100-sxm", "--" + "x" * 5000],
+        ["explain", "y" * 5000],
+    ],
+)
+def test_an_error_echoes_little_of_what_was_given(
+    refused: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert len(refused(*words)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--engine", "vllm@"),
+        ("--engine", "vllm@0"),
+        ("--engine", "vllm@0.8.x"),
+        ("--engine", "vllm@٠.١"),
+        ("--engine", "vllm==0.8.x"),
+        ("--lora", "١:٢"),
+        ("--tp", "١"),
+        ("--tp", "1_0"),
+        ("--utilization", "0.٩"),
+        ("--rate", "٦/s"),
+        ("--on", "٨xh100-sxm"),
+    ],
+)
+def test_numbers_are_ascii_and_versions_are_releases(refused: Run, option: str, value: str) -> None:
+    assert (
+        "expected" in (line := refused("fit", "llama-3.1-8b", "--on", "8xh100-sxm", option, value)) or "valid" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "llama-3.1-8b", "--on", "8xh100-sxm", "--skew", "2"], "skew given, but llama-3.1-8b has no experts"),
+        (["plan", "llama-3.1-8b", "--on", "8xh100-sxm", "--exchange", "all_gather"], "exchange given, but"),
+        (
+            ["plan", "--on", "8xh100-sxm", "--engine", "sglang@0.5.10", "--from-command", "vllm serve a/b"],
+            "engine: sglang, but the command starts vllm",
+        ),
+        (["explain", "seed:", "nonsense"], "'nonsense' beside 'seed:'"),
+    ],
+)
+def test_words_that_contradict_each_other(refused: Run, words: list[str], message: str) -> None:
+    assert message in refused(*words)
+
+
+def test_a_word_that_is_not_utf_8(refused: Run) -> None:
+    assert refused("fit", "m\udcff", "--on", "8xh100-sxm") == r"word 2: 'm\udcff' is not UTF-8; expected text in UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"engine": "vlm"}, "p.json: field engine: unknown engine 'vlm'"),
+        ({"engine_version": "0"}, "p.json: field engine: vllm version '0'"),
+        (
+            {"layout": {"tp": 65536, "pp": 65536}},
+            "p.json: layout: pp 65536 x cp 1 x dp_attn 1 x tp 65536 = 4294967296 ranks",
+        ),
+        ({"layout": {"tp": 16}}, "p.json: field replicas: 1 x (tp16) on 1 devices"),
+        ({"replicas": 10**9}, "p.json: field replicas: 1000000000 x (tp1) on 1 devices"),
+        ({"replicas": -1}, "p.json: field replicas: -1 x (tp1)"),
+    ],
+)
+def test_a_plan_file_that_was_changed(refused: Run, tmp_path: Path, change: dict[str, object], message: str) -> None:
+    plan = linkwise.plan(str(_model(tmp_path / "m")), on="1xh100-sxm", isl=100, osl=10)
+    (tmp_path / "p.json").write_text(json.dumps(json.loads(msgspec.json.encode(plan)) | change))
+    assert refused("explain", "p.json", "tpot_s").startswith(message)
+
+
+def test_a_plan_file_with_a_field_given_twice(refused: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"schema": "linkwise.plan/1", "schema": "linkwise.fit/1"}')
+    assert refused("explain", "p.json") == "p.json: field 'schema' is given twice; expected each field once"
+
+
+def test_an_output_that_is_a_loop_of_links(refused: Run, tmp_path: Path) -> None:
+    (tmp_path / "o.json").symlink_to(tmp_path / "o.json")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "linkwise").write_text("no folder, so that nothing is kept beside")
+    with pytest.raises(InputError, match="a loop of symbolic links"):
+        linkwise.save(linkwise.fit("llama-3.1-8b", on="1xh100-sxm"), "o.json")
+    assert (tmp_path / "o.json").is_symlink()

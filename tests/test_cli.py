@@ -291,3 +291,71 @@ def test_a_reader_that_went_away_is_no_error(tmp_path: Path) -> None:
             [sys.executable, "-m", "linkwise", "hardware"], stdout=gone, stderr=subprocess.PIPE, check=False
         )
     assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+def _shell(line: str, tmp_path: Path) -> tuple[int, str, str]:
+    """A line of a real shell: exit code of its first command, stdout, stderr."""
+    command = line.replace("linkwise", f"{sys.executable} -m linkwise")
+    ran = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        check=False,
+    )
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("words", ["hardware --json", "plan --help", "--version"])
+@pytest.mark.parametrize(
+    ("where", "code", "error"),
+    [
+        ("> /dev/full", 74, "linkwise: error: cannot write output: no space left on device\n"),
+        (">&-", 74, "linkwise: error: cannot write output: standard output is closed\n"),
+        ("| true", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written(tmp_path: Path, words: str, where: str, code: int, error: str) -> None:
+    assert _shell(f"linkwise {words} {where}", tmp_path) == (code, "", error)
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2> /dev/full"])
+def test_errors_never_go_to_standard_output(tmp_path: Path, where: str) -> None:
+    assert _shell(f"linkwise fit absent/model/here --on 1xh100-sxm {where}", tmp_path) == (2, "", "")
+
+
+def test_an_interrupt_while_loading_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    ran = _process(["hardware"], PYTHONPATH=str(tmp_path))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
+
+
+def test_the_kept_result_is_a_file_of_its_kind(linkwise: Shell) -> None:
+    assert linkwise("fit llama-3.1-8b --on 1xh100-sxm").code == 0
+    assert linkwise("explain fit: weights.rank0").out == linkwise("explain fit:weights.rank0").out != ""
+    kept = linkwise.folder / "cache" / "linkwise" / "last-fit.json"
+    linkwise("plan llama-3.1-8b --on 1xh100-sxm -o plan.json")
+    kept.write_bytes((linkwise.folder / "plan.json").read_bytes())
+    ran = linkwise("explain fit:weights.rank0")
+    assert ran.code == 2
+    assert "last-fit.json: holds a Plan; expected what `linkwise fit` keeps" in ran.err
+
+
+def test_a_pipe_in_the_cache_is_a_note(linkwise: Shell) -> None:
+    kept = linkwise.folder / "cache" / "linkwise" / "last-fit.json"
+    kept.parent.mkdir(parents=True)
+    os.mkfifo(kept)
+    ran = linkwise("fit llama-3.1-8b --on 1xh100-sxm")
+    assert ran.code == 0
+    assert "this result is not kept" in ran.err
+    assert "not a regular file" in ran.err
+    assert "not a regular file" in linkwise("explain fit:").err
+
+
+def test_no_plan_is_a_file_too(linkwise: Shell) -> None:
+    ran = linkwise("plan llama-3.3-70b --on 1x4xh100-sxm --tpot 1ms --json")
+    (linkwise.folder / "n.json").write_text(ran.out)
+    assert json.loads(ran.out)["schema"] == "linkwise.noplan/1"
+    told = linkwise("explain n.json")
+    assert told.code == 2
+    assert "there is no plan to explain" in told.err

@@ -1,7 +1,17 @@
-"""`python -m linkwise` is the command `linkwise`."""
+"""`python -m linkwise` and the command `linkwise`: an interrupt while the rest is still loading is no traceback."""
 
 import sys
 
-from linkwise.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line of this process; returns its exit code."""
+    try:
+        from linkwise.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,20 +11,19 @@ reads, with a repr a person reads, written to a file by `save` and read by `load
 import difflib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
+from linkwise import doors
 from linkwise import settings as _settings
+from linkwise.answers import Fit, Handoff, NoPlan, Plan, as_kind, load, save
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
-from linkwise.core.files import read_bytes, write_bytes
 from linkwise.core.layout import Layout
-from linkwise.core.schema import FIT_SCHEMA, HANDOFF_SCHEMA, PLAN_SCHEMA, decode_json, encode_json
 from linkwise.engine.base import Engine
 from linkwise.model.types import Model
-from linkwise.plan import handoff_types, types
-from linkwise.plan.disaggregate import Disaggregation
+from linkwise.plan import types
 from linkwise.plan.handoff_types import HandoffOptions
 from linkwise.settings import Settings
 from linkwise.workload.types import Targets
@@ -37,91 +36,8 @@ if TYPE_CHECKING:
     from linkwise.plan.textbook import Worked
     from linkwise.report.compare import Comparison
 
-# A plan holds every tensor of its model and every op of its step.
-MAX_PLAN_BYTES = 256 * 2**20
-
-
-class Fit(types.Fit, frozen=True, kw_only=True):
-    """The answer of `fit`: plan/types.py says what it holds. Its repr is the command's first screen."""
-
-    def __repr__(self) -> str:
-        from linkwise.report.fit import screen
-        from linkwise.report.text import wrapped
-
-        return wrapped(screen(self))
-
-
-class Plan(types.Plan, frozen=True, kw_only=True):
-    """The answer of `plan`: plan/types.py says what it holds. Its repr is the command's first screen."""
-
-    @property
-    def feasible(self) -> bool:
-        """True: this is a plan. `NoPlan` says False; neither value is false by itself."""
-        return True
-
-    def __repr__(self) -> str:
-        from linkwise.report.plan import screen
-        from linkwise.report.text import wrapped
-
-        return wrapped(screen(self))
-
-
-class Handoff(handoff_types.Handoff, frozen=True, kw_only=True):
-    """The answer of `handoff`, with the verdict between these two pools and mixed groups on the same devices.
-
-    mixed: layout of a mixed group, the one that serves most inside the targets. verdict: None when there is none;
-    `notes` say why. unserved: why pools on these devices cannot serve the rate; "" when they can or it is not known.
-    served, cluster, engine_version, factors: the inputs, so that the value explains itself.
-    """
-
-    schema: str = HANDOFF_SCHEMA
-    served: Model
-    cluster: Cluster
-    engine_version: str
-    factors: HandoffOptions
-    mixed: Layout | None = None
-    verdict: Disaggregation | None = None
-    unserved: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """The whole answer: the connector does it, the route keeps up, and the pools serve the rate."""
-        return self.keeps_up and self.refused is None and not self.unserved
-
-    def __repr__(self) -> str:
-        from linkwise.report.handoff import screen
-        from linkwise.report.text import wrapped
-
-        return wrapped(screen(self, self.mixed, self.verdict, self.unserved))
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """What says which kind of file it is."""
-
-    schema: str = ""
-
-
-class NoPlan(types.NoPlan, frozen=True, kw_only=True):
-    """What `plan` answers when no layout is feasible. Its repr is the command's first screen."""
-
-    @property
-    def feasible(self) -> bool:
-        """False: no layout is feasible."""
-        return False
-
-    def __repr__(self) -> str:
-        from linkwise.report.plan import no_plan
-        from linkwise.report.text import wrapped
-
-        return wrapped(no_plan(self))
-
-
-S = TypeVar("S", bound=msgspec.Struct)
-
-
-def _as(kind: type[S], value: msgspec.Struct) -> S:
-    """The same value with a repr: fields are shared, nothing is copied."""
-    return kind(**{f: getattr(value, f) for f in value.__struct_fields__})
+__all__ = ["Fit", "Handoff", "NoPlan", "Plan", "load", "save"]
+__all__ += ["compare", "engines", "explain", "fit", "handoff", "hardware", "models", "plan"]
 
 
 def fit(
@@ -133,32 +49,35 @@ def fit(
     engine: "vllm", "vllm@0.11", ... Raises InputError for anything malformed; "does not fit" is an answer, no error.
     """
     given = _settings.check(settings)
-    options, workload, by = _settings.options(given), _settings.workload(given), _engine(engine)
+    options, workload, by = _settings.options(given), _settings.workload(given), doors.engine(engine)
     where = _cluster(on)
     what = _model(model, given)
     fixed = _fixed(_settings.degrees(given), what, where)
     from linkwise.plan.fit import fit as decide
 
-    return _as(Fit, decide(what, where, by, options, workload, fixed=fixed))
+    return as_kind(Fit, decide(what, where, by, options, workload, fixed=fixed))
 
 
 def plan(
     model: str | Path | Model | None = None,
     on: str | Path | Cluster = "",
     *,
-    engine: str | Engine = "vllm",
+    engine: str | Engine | None = None,
     from_command: str = "",
     **settings: Unpack[Settings],
 ) -> Plan | NoPlan:
     """How is it split, what does each link carry, how long does it take, and why this way?
 
     from_command: an engine's own launch command. Its engine, model, degrees, replicas and options are planned as they
-    run; a setting given beside it wins. Other arguments as in `fit`. NoPlan says what is short when none is feasible.
+    run; a setting given beside it wins. engine: "vllm" when neither it nor a command says one; beside a command it may
+    add the version. Other arguments as in `fit`. NoPlan says what is short when none is feasible.
     """
     from linkwise.engine.registry import get, parse_command
 
+    doors.of_type(from_command, str, "from_command", "the text of a command")
     given = _settings.check(settings)
-    options, workload, by = _settings.options(given), _settings.workload(given), _engine(engine)
+    options, workload = _settings.options(given), _settings.workload(given)
+    by = doors.engine("vllm" if engine is None else engine)
     where = _cluster(on)
     if not from_command:
         if model is None:
@@ -168,8 +87,14 @@ def plan(
         from linkwise.plan.build import plan as build
 
         return _answer(build(what, where, by, options, workload, fixed=fixed))
-    version = engine.version if isinstance(engine, Engine) else engine.partition("@")[2] or None
+    version = None if engine is None else doors.version_of(engine)
     today = parse_command(from_command, version=version)
+    if engine is not None and by.name != today.engine:
+        raise InputError(
+            f"{by.name}, but the command starts {today.engine}",
+            where="engine",
+            expected=f"{today.engine}, a version of it, or none",
+        )
     given = _settings.check({"weights": today.options.weight_dtype, **given})
     what = _model(today.model if model is None else model, given)
     # Once more with the model: what a data-parallel flag means depends on whether it has experts.
@@ -210,6 +135,9 @@ def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str =
 
     "seed:<id>" as source gives a worked calculation of the textbook instead: all of it, or the one figure `path`.
     """
+    kinds = (str, Path, types.Plan, types.NoPlan, types.Fit, Handoff)
+    doors.of_type(source, kinds, "source", "a plan, a fit or a handoff, its file, or seed:ID")
+    doors.of_type(path, str, "path", "the path of a figure")
     if isinstance(source, str) and source.startswith("seed:"):
         from linkwise.plan.explain import Explanation
         from linkwise.plan.textbook import chain
@@ -217,6 +145,13 @@ def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str =
         worked = chain(source.removeprefix("seed:"))
         return Explanation(path, worked.chain(path)) if path else worked
     value = load(source) if isinstance(source, str | Path) else source
+    if isinstance(value, types.NoPlan):
+        raise InputError(
+            f"no figure {path!r}: there is no plan to explain. {value.nearest.layout} came nearest: "
+            f"{value.nearest.shortfall.reason}",
+            where="explain",
+            expected="a plan, a fit or a handoff",
+        )
     if isinstance(value, Handoff):
         return _explain_handoff(value, path)
     from linkwise.plan.explain import explain as chain_behind
@@ -289,10 +224,13 @@ def handoff(
     from linkwise.plan.handoff import handoff as decide
     from linkwise.plan.search import search
 
+    doors.sides(prompt=prompt, prefill_tp=prefill_tp, decode_tp=decode_tp, prefill_pp=prefill_pp, decode_pp=decode_pp)
+    doors.of_type(factors, (HandoffOptions, type(None)), "factors", "HandoffOptions, or None")
+    factors = doors.again(factors or HandoffOptions(), "factors")
     given = _settings.check({**settings, "isl": prompt})
     if _settings.degrees(given):
         raise InputError("degrees are given by side", where="handoff", expected="prefill_tp, decode_tp and their pp")
-    options, workload, by = _settings.options(given), _settings.workload(given), _engine(engine)
+    options, workload, by = _settings.options(given), _settings.workload(given), doors.engine(engine)
     if workload.rate_per_s is None:
         raise InputError("no rate", where="handoff", expected="requests per second, such as 20/s")
     where = _cluster(on)
@@ -308,10 +246,10 @@ def handoff(
         decode_pp=decode_pp,
         engine=by,
         kv_dtype=options.kv_dtype or "auto",
-        options=factors or HandoffOptions(),
+        options=factors,
     )
     inputs: dict[str, Any] = {"served": what, "cluster": where, "engine_version": by.version}
-    inputs["factors"] = factors or HandoffOptions()
+    inputs["factors"] = factors
     answer = Handoff(**{f: getattr(found, f) for f in found.__struct_fields__}, **inputs)
     free = msgspec.structs.replace(workload, rate_per_s=None, targets=Targets())
     seen = search(what, where, by, options, free)
@@ -368,54 +306,28 @@ def engines() -> "tuple[Known, ...]":
     return tuple(known())
 
 
-def load(path: str | Path) -> Plan | Fit | Handoff:
-    """A plan, a fit or a handoff read back from its file, validated."""
-    text, where = read_bytes(path, max_bytes=MAX_PLAN_BYTES), str(path)
-    schema = decode_json(text, _Head, where=where).schema
-    if schema == PLAN_SCHEMA:
-        return decode_json(text, Plan, where=where)
-    if schema == FIT_SCHEMA:
-        return decode_json(text, Fit, where=where)
-    if schema == HANDOFF_SCHEMA:
-        return decode_json(text, Handoff, where=where)
-    raise InputError(
-        f"schema {schema!r}",
-        where=where,
-        expected=f"a file written by linkwise plan -o ({PLAN_SCHEMA}), or by fit or handoff with --json",
-    )
-
-
-def save(value: msgspec.Struct, path: str | Path, *, private: bool = False) -> None:
-    """Write a value as JSON; the file is complete or unchanged. private: only the user may read it."""
-    write_bytes(path, encode_json(value), mode=0o600 if private else 0o666)
-
-
 def _model(model: str | Path | Model, given: Settings) -> Model:
     from linkwise.model.read import load as read
 
+    doors.of_type(model, (str, Path, Model), "model", "a model's name, its folder, or a Model")
     dtype = given.get("weights")
     if isinstance(model, Model):
+        doors.experts(model, given)
         if dtype is not None:
             raise InputError("a Model is already resolved", where="weights", expected="a model's name or folder")
         return model
-    return read(str(model), weight_dtype=dtype)
+    found = read(str(model), weight_dtype=dtype)
+    doors.experts(found, given)
+    return found
 
 
 def _cluster(on: str | Path | Cluster) -> Cluster:
     from linkwise.cluster.read import load as read
 
+    doors.of_type(on, (str, Path, Cluster), "on", "a cluster such as 2x8xh100-sxm, a YAML file, or a Cluster")
     if on == "":
         raise InputError("no cluster", where="--on", expected="a cluster such as 2x8xh100-sxm, or a YAML file")
-    return on if isinstance(on, Cluster) else read(str(on))
-
-
-def _engine(engine: str | Engine) -> Engine:
-    from linkwise.engine.registry import get
-
-    if isinstance(engine, Engine):
-        return engine
-    name, _, version = engine.partition("@")
-    return get(name, version or None)
+    return doors.again(on, "on") if isinstance(on, Cluster) else read(str(on))
 
 
 def _degrees_of(layout: Layout) -> dict[str, int]:
@@ -457,7 +369,7 @@ def _impossible(degrees: dict[str, int], model: Model, cluster: Cluster) -> tupl
 
 
 def _answer(found: types.Plan | types.NoPlan) -> "Plan | NoPlan":
-    return _as(Plan, found) if isinstance(found, types.Plan) else _as(NoPlan, found)
+    return as_kind(Plan, found) if isinstance(found, types.Plan) else as_kind(NoPlan, found)
 
 
 def _plan_of(value: "str | Path | types.Plan") -> types.Plan:

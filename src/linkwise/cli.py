@@ -1,18 +1,19 @@
 """The command `linkwise`: words in, values from `api`, screens from `report`, exit codes of DESIGN §3. Thin."""
 
+import errno
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from linkwise import api, settings
+from linkwise import api, settings, streams
 from linkwise._version import __version__
 from linkwise.core.errors import InputError, LinkwiseError
+from linkwise.core.printable import MAX_ECHO, clipped
 from linkwise.core.schema import encode_json
 
 YES, NO, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 70, 130
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Which bytes cross which link, how often, and when it matters. Exit codes: 0 yes, 1 no, 2 bad input, "
-    "3 undecidable, 70 internal error, 130 interrupted.",
+    "3 undecidable, 70 internal error, 74 output cannot be written, 130 interrupted.",
 )
 
 Json = Annotated[
@@ -47,6 +48,36 @@ On = Annotated[str, typer.Option("--on", help="cluster: 8xh100-sxm, 2x8xh200-sxm
 EngineName = Annotated[
     str, typer.Option("--engine", help="vllm, sglang, trtllm or linkwise; vllm@0.11 names a version")
 ]
+# Of `plan`: left out, the command's own engine, or vllm without a command.
+OwnEngine = Annotated[
+    str | None,
+    typer.Option("--engine", help="vllm, sglang, trtllm or linkwise; vllm@0.11 names a version  [default: vllm, "
+                 "or the engine --from-command starts]"),
+]  # fmt: skip
+
+
+def _number(kind: type[int] | type[float]) -> Callable[[str], Any]:
+    """A parser of ASCII numbers: Python's own also takes `1_000` and the digits of every script."""
+
+    def parse(given: str) -> Any:
+        text = str(given)  # a default arrives as the number it is
+        try:
+            if not text.isascii() or "_" in text:
+                raise ValueError
+            return kind(text)
+        except ValueError:
+            word = "integer" if kind is int else "number"
+            raise typer.BadParameter(f"{text[:80]!r} is not a valid {word}.") from None
+
+    return parse
+
+
+_NUMBERS = {int: ("INTEGER", _number(int)), float: ("FLOAT", _number(float))}
+
+
+def _whole(help: str) -> Any:
+    metavar, parser = _NUMBERS[int]
+    return typer.Option(help=help, metavar=metavar, parser=parser)
 
 
 def _command(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -83,7 +114,10 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _option(name: str, kind: Any, word: settings.Word) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
     # A switch has no --no- form: absent already says no. Text that becomes a number is parsed by `settings`.
-    info = typer.Option(flag, help=word.help, metavar=word.metavar or None, rich_help_panel=word.group)
+    metavar, parser = _NUMBERS.get(kind, (None, None))
+    info = typer.Option(
+        flag, help=word.help, metavar=word.metavar or metavar, parser=parser, rich_help_panel=word.group
+    )
     plain = kind if kind in {bool, int, float} else str
     return _parameter(name, Annotated[plain | None, info], None)
 
@@ -108,7 +142,7 @@ def fit(
 def plan(
     model: Annotated[str | None, typer.Argument(help="as for fit; may be left out with --from-command")] = None,
     on: On = "",
-    engine: EngineName = "vllm",
+    engine: OwnEngine = None,
     from_command: Annotated[
         str, typer.Option(help="start from what runs today: a vllm, sglang or trtllm-serve command")
     ] = "",
@@ -128,7 +162,7 @@ def plan(
     if isinstance(found, api.NoPlan):
         _print_json(found) if json else _print(screens.no_plan(found), screens.rejected(found) if rejected else ())
         if output:
-            print(f"linkwise: note: there is no plan to write to {output}", file=sys.stderr)
+            streams.say(f"note: there is no plan to write to {output}")
         return NO
     _keep("plan", found)
     if output:
@@ -162,18 +196,20 @@ def explain(
 
     kind, colon, rest = source.partition(":")
     if source == "seed:":
+        if path:
+            raise InputError(f"{path!r} beside 'seed:', which lists the calculations", expected="seed:ID PATH")
         from linkwise.plan.textbook import chains
 
         _print_json(dict(chains())) if json else _print(screens.worked(chains()))
         return YES
     if colon and kind in _KEPT:
-        if path:
+        if path and rest:
             raise InputError(f"two paths: {rest!r} and {path!r}", expected=f"{kind}:PATH alone")
         value: Any = _kept(kind)
-        path = rest
+        path = rest or path
     else:
         value = source if kind == "seed" else api.load(source)
-    if not path and not isinstance(value, str):
+    if not path and not isinstance(value, str | api.NoPlan):
         _print_json(value.figures) if json else _print(screens.paths(value.figures))
         return YES
     found = api.explain(value, path)
@@ -203,15 +239,17 @@ def compare(
 def handoff(
     model: ModelName,
     on: On,
-    prompt: Annotated[int, typer.Option(help="prompt tokens of a request")],
-    prefill_tp: Annotated[int, typer.Option(help="tensor parallel degree of a prefill group")],
-    decode_tp: Annotated[int, typer.Option(help="tensor parallel degree of a decode group")],
-    prefill_pp: Annotated[int, typer.Option(help="pipeline stages of a prefill group")] = 1,
-    decode_pp: Annotated[int, typer.Option(help="pipeline stages of a decode group")] = 1,
+    prompt: Annotated[int, _whole("prompt tokens of a request")],
+    prefill_tp: Annotated[int, _whole("tensor parallel degree of a prefill group")],
+    decode_tp: Annotated[int, _whole("tensor parallel degree of a decode group")],
+    prefill_pp: Annotated[int, _whole("pipeline stages of a prefill group")] = 1,
+    decode_pp: Annotated[int, _whole("pipeline stages of a decode group")] = 1,
     engine: EngineName = "vllm",
     connector: Annotated[str, typer.Option(help="KV connector; left out: the engine's default")] = "",
-    decode_device: Annotated[int | None, typer.Option(help="first device of the decode group")] = None,
-    retry_share: Annotated[float, typer.Option(help="share of the bytes sent again", metavar="SHARE")] = 0.0,
+    decode_device: Annotated[int | None, _whole("first device of the decode group")] = None,
+    retry_share: Annotated[
+        float, typer.Option(help="share of the bytes sent again", metavar="SHARE", parser=_number(float))
+    ] = 0.0,
     *,
     settings: Any,
     ranks: Ranks = False,
@@ -276,25 +314,13 @@ def _table(name: str, values: tuple[Any, ...], json: bool) -> int:
 
 
 def _print_json(value: Any) -> None:
-    _write(encode_json(value).decode())
+    streams.write(encode_json(value).decode())
 
 
 def _print(*blocks: Any) -> None:
     from linkwise.report.text import render
 
-    _write("\n".join(render(block, sys.stdout) for block in blocks if block))
-
-
-def _write(text: str) -> None:
-    """All of the text to stdout. A reader that went away (`| head`) is no error: the exit code still answers."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without `·` shows `?`
-    try:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout again when it ends; it must find an open file.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    streams.write("\n".join(render(block, sys.stdout) for block in blocks if block))
 
 
 def _cache(kind: str) -> Path:
@@ -309,19 +335,22 @@ def _keep(kind: str, value: Any) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         api.save(value, path, private=True)
     except (OSError, RuntimeError, InputError) as error:
-        print(f"linkwise: note: this result is not kept for `explain {kind}:`: {error}", file=sys.stderr)
+        streams.say(f"note: this result is not kept for `explain {kind}:`: {error}")
 
 
 def _kept(kind: str) -> Any:
     path = _cache(kind)
-    if not path.exists():
+    if not os.path.lexists(path):
         raise InputError(f"no last {kind}", where=str(path), expected=f"a `linkwise {kind}` run before")
-    return api.load(path)
+    value = api.load(path)
+    if type(value) is not {"fit": api.Fit, "plan": api.Plan, "handoff": api.Handoff}[kind]:
+        raise InputError(f"holds a {type(value).__name__}", where=str(path), expected=f"what `linkwise {kind}` keeps")
+    return value
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        _write(f"linkwise {__version__}")
+        streams.write(f"linkwise {__version__}")
         raise typer.Exit()
 
 
@@ -338,21 +367,42 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line; returns the exit code. Every failure is one line on stderr."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(words, prog_name="linkwise", standalone_mode=False)
+        with streams.held_output():
+            for number, word in enumerate(words, 1):
+                _check_text(word, number)
+            code = app(words, prog_name="linkwise", standalone_mode=False)
         return code if isinstance(code, int) else YES
     except LinkwiseError as error:
         return _fail(f"error: {error}", error.exit_code, words)
     except _UsageError as error:
-        return _fail(f"error: {error.format_message()}", BAD_INPUT, words)
+        return _fail(f"error: {_bounded(error.format_message())}", BAD_INPUT, words)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except SystemExit as error:
+        # A reader of the help that went away: the command line library ends with 1, which here means no.
+        return YES if _is_broken_pipe(error.__context__) else error.code if isinstance(error.code, int) else YES
     except Exception as error:  # noqa: BLE001 - the last door: a bug of ours is one line, its traceback on demand
         hint = "" if "--debug" in words else ". This is a bug: --debug shows where"
-        return _fail(f"internal error: {type(error).__name__}: {error}{hint}", INTERNAL, words)
+        return _fail(f"internal error: {type(error).__name__}: {_bounded(str(error))}{hint}", INTERNAL, words)
+
+
+def _is_broken_pipe(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EPIPE
+
+
+def _check_text(word: str, number: int) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError:  # bytes of another encoding arrive as surrogates, which nothing we write could hold
+        raise InputError(f"{word!r} is not UTF-8", where=f"word {number}", expected="text in UTF-8") from None
+
+
+def _bounded(text: str) -> str:
+    return clipped(text, 2 * MAX_ECHO)
 
 
 def _fail(message: str, code: int, words: list[str]) -> int:
     if "--debug" in words:
-        traceback.print_exc()
-    print("linkwise: " + " ".join(message.split()), file=sys.stderr)
+        streams.trace()
+    streams.say(message)
     return code

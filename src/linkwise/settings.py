@@ -2,6 +2,7 @@
 Python calls' keyword arguments are both made from this table, so they cannot drift apart."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_args, get_type_hints
 
@@ -125,10 +126,10 @@ def options(settings: Settings, base: Options | None = None) -> Options:
 
 
 def _adapters(text: str) -> tuple[int, int]:
-    count, _, rank = text.partition(":")
-    if not (count.isdecimal() and (rank or "16").isdecimal() and len(text) < 20):
+    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
+    if not match:
         raise InputError(repr(text), where="--lora", expected="adapters and their rank, such as 8:16")
-    return int(count), int(rank or 16)
+    return int(match[1]), int(match[2] or 16)
 
 
 def workload(settings: Settings) -> Workload:

@@ -141,3 +141,76 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="cannot be written"):
         files.write_bytes(f"{tmp_path}/{where}", b"x")
+
+
+@pytest.mark.parametrize("word", ["010", "0o10", "0x10", "0b1", "1:30", "1_000", "yes", "no", "on", "2024-01-01", "="])
+def test_yaml_words_that_look_like_something_else_stay_text(word: str) -> None:
+    # YAML 1.1 would make these 8, 90, 1000, true, a date ...: a reader sees none of that.
+    assert files.parse_yaml_object(f"a: {word}", where="f.yaml") == {"a": word}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("7", 7), ("-7", -7), ("0", 0), ("3.5", 3.5), ("3.35e12", 3.35e12), (".5", 0.5), ("true", True), ("null", None)],
+)
+def test_yaml_words_that_are_json_mean_what_json_means(word: str, value: object) -> None:
+    found = files.parse_yaml_object(f"a: {word}", where="f.yaml")["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", r"at line 3: field 'a' is given twice"),
+        ("t: {x: 1, x: 2}", r"at line 1: field 'x' is given twice"),
+        ("a: 1\n<<: {b: 2}", r"at line 2: merge keys \(<<\) are not accepted"),
+        ('a: !!int "010"', "tag .* is not accepted"),
+        ("a: !!set {b}", "tag .* is not accepted"),
+    ],
+)
+def test_yaml_that_hides_which_value_counts_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        files.parse_yaml_object(text, where="f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "a": 1}', "field 'a' is given twice"),
+        ('{"a": [{"b": 1, "c": 2, "b": 3}]}', "field 'b' is given twice"),
+        ('{"a": ' + "9" * 41 + "}", "an integer of 41 digits"),
+    ],
+)
+def test_json_that_hides_which_value_counts_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        files.parse_json(text, where="f.json")
+
+
+def test_a_config_may_hold_infinity_and_our_own_files_may_not() -> None:
+    assert files.parse_json('{"a": Infinity}', where="f") == {"a": float("inf")}
+    with pytest.raises(InputError, match="the number Infinity; expected finite numbers"):
+        files.parse_json('{"a": Infinity}', where="f", finite=True)
+
+
+def test_writing_never_replaces_a_link(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InputError, match="a loop of symbolic links"):
+        files.write_bytes(tmp_path / "loop", b"x")
+    assert (tmp_path / "loop").is_symlink()
+    (tmp_path / "dangling").symlink_to(tmp_path / "target")
+    files.write_bytes(tmp_path / "dangling", b"x")
+    assert (tmp_path / "dangling").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"x"
+
+
+def test_writing_never_waits_for_a_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="nobody reads this pipe"):
+        files.write_bytes(tmp_path / "pipe", b"x")
+    with pytest.raises(InputError, match="not a regular file"):
+        files.write_bytes(tmp_path / "pipe", b"x", regular=True)
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    files.write_bytes(tmp_path / "pipe", b"x")
+    assert os.read(reader, 10) == b"x"
+    os.close(reader)

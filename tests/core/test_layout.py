@@ -104,3 +104,18 @@ def test_an_unknown_axis_is_refused(layout: Layout) -> None:
 )
 def test_a_layout_reads_outer_to_inner(layout: Layout, shown: str) -> None:
     assert str(layout) == shown
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"tp": 2.0}, "tp is 2.0; expected an int"),
+        ({"tp": True}, "tp is True; expected an int"),
+        ({"ep": "2"}, "ep is '2'; expected an int"),
+        ({"sequence_sharded": 1}, "sequence_sharded is 1; expected a bool"),
+        ({"tp": 65_536, "pp": 2}, "= 131072 ranks; expected at most 65536 ranks"),
+    ],
+)
+def test_degrees_of_another_type_or_of_too_many_ranks_are_refused(degrees: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Layout(**degrees)  # type: ignore[arg-type]

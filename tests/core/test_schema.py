@@ -51,3 +51,37 @@ def test_text_that_is_not_json_is_refused(text: bytes) -> None:
 def test_a_value_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Node(count=1).count = 2  # type: ignore[misc]
+
+
+def test_a_field_given_twice_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^room.json: field 'name' is given twice"):
+        decode_json(b'{"name": "a", "name": "b"}', Room, where="room.json")
+
+
+class Half(Frozen, frozen=True, kw_only=True):
+    share: float
+    figures: dict[str, int | float] = {}
+
+    def __post_init__(self) -> None:
+        if self.share > 1:
+            raise InputError(f"share is {self.share}", where="half", expected="at most 1")
+
+
+def test_a_values_own_check_names_the_file() -> None:
+    with pytest.raises(InputError, match=r"^h.json: half: share is 2.0; expected at most 1$"):
+        decode_json(b'{"share": 2}', Half, where="h.json")
+
+
+def test_reading_and_writing_again_changes_no_byte() -> None:
+    once = encode_json(Half(share=0, figures={"a": 3, "b": 3.0, "c": 10**20}))
+    assert b'"share": 0.0' in once
+    assert b'"a": 3,' in once, "a count stays a whole number"
+    assert encode_json(decode_json(once, Half, where="h")) == once
+
+
+def test_what_is_no_unicode_is_refused_and_what_is_not_seen_is_escaped() -> None:
+    with pytest.raises(InputError, match="is not valid Unicode"):
+        encode_json(Room(name="\udcff"))
+    text = encode_json(Room(name="\u202ex\x7f"))
+    assert text.isascii()
+    assert decode_json(text, Room, where="room.json") == Room(name="\u202ex\x7f")

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import time
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from linkwise.core.errors import InputError
 from linkwise.model import headers
 from linkwise.model.read import load
+from linkwise.model.types import Tensor
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_moe",
@@ -174,7 +176,7 @@ def entry(**changes: Any) -> bytes:
         (raw(entry(), 4), "lies at 0..8 of 4 data bytes"),
         (raw(entry(), 9), "end at 8 of 9"),
         (raw(entry(shape=[3]), 8), "do not hold shape"),
-        (raw(entry(shape=[10**30]), 8), "do not hold shape"),
+        (raw(entry(shape=[10**30]), 8), "malformed shape.*at most 281474976710656"),
         (raw(entry(shape=[-2]), 8), "malformed"),
         (raw(entry(shape=[True, 2]), 8), "malformed"),
         (raw(entry(data_offsets=[8, 0]), 8), "lies at 8..0"),
@@ -220,3 +222,87 @@ def test_a_folder_that_is_a_loop_is_refused(tmp_path: Path) -> None:
     _loop(tmp_path / "model")
     with pytest.raises(InputError, match="loop of symbolic links"):
         load(str(tmp_path / "model"))
+
+
+def _with(name: str, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    weights = checkpoint()
+    assert prod(weights[name][1]) == prod(shape), "as many elements: only the shape differs"
+    return weights | {name: (weights[name][0], shape)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "own"),
+    [
+        ("model.layers.0.mlp.experts.2.down_proj.weight", (16, 32), r"\[16, 32\].*\[32, 16\] by the config"),
+        ("model.layers.0.self_attn.k_proj.weight", (512,), r"\[512\].*\[16, 32\] by the config"),
+        ("model.embed_tokens.weight", (32, 64), r"\[32, 64\].*\[64, 32\] by the config"),
+        ("model.norm.weight", (4, 8), r"\[4, 8\].*\[32\] by the config"),
+    ],
+)
+def test_shapes_are_the_configs(folder: Path, name: str, shape: tuple[int, ...], own: str) -> None:
+    write(folder / "model.safetensors", _with(name, shape))
+    with pytest.raises(InputError, match=own):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("stored", [(4, 32, 32), (4, 32, 16 * 2)])
+def test_experts_in_one_tensor_may_keep_inputs_first(folder: Path, stored: tuple[int, ...]) -> None:
+    weights = {n: v for n, v in checkpoint().items() if ".experts." not in n}
+    layer = "model.layers.0.mlp.experts."
+    # Llama 4's form: all experts, inputs, then gate and up side by side; down by inputs too.
+    weights |= {f"{layer}gate_up_proj": ("BF16", stored), f"{layer}down_proj": ("BF16", (4, 16, 32))}
+    write(folder / "model.safetensors", weights)
+    assert load(str(folder)).exact_bytes
+    weights[f"{layer}down_proj"] = ("BF16", (4, 8, 64))
+    write(folder / "model.safetensors", weights)
+    with pytest.raises(InputError, match=r"down_proj has shape \[4, 8, 64\]"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"), [((16, 4), True), ((2, 32), True), ((32, 2), True), ((8, 8), False), ((64,), False)]
+)
+def test_packed_words_lie_along_one_side(shape: tuple[int, ...], fits: bool) -> None:
+    """int4 [16, 32] in int32 words of eight: [16, 4] (compressed-tensors), [2, 32] (outputs), [32, 2] (AWQ)."""
+    own = Tensor(name="w", role="attn.k", layer=0, shape=(16, 32), dtype="int4", bytes=256)
+    found = headers.Stored(bytes=256, elements=64, shapes={(shape, 32)})
+    if fits:
+        assert headers.exact((own,), {"w": found}, "folder")[0][0].bytes == 256
+    else:
+        with pytest.raises(InputError, match="w has shape"):
+            headers.exact((own,), {"w": found}, "folder")
+
+
+def test_an_index_names_what_its_files_hold(folder: Path) -> None:
+    write(folder / "a.safetensors", checkpoint())
+    names = {f"of.another.model.{i}": "a.safetensors" for i in range(3)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(
+        InputError, match=r"names tensor 'of\.another\.model\.0' in a\.safetensors, which does not hold"
+    ):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (raw(entry(shape=[int("9" * 4000)] * 1000), 8), "an integer of 4000 digits"),
+        (raw(entry(shape=[2**48 + 1]), 8), "malformed shape"),
+        (raw(entry(shape=[2**47] * 17), 8), "malformed shape"),
+        (raw(entry(shape=[2] + [1] * 16), 8), "at most 16 extents"),
+        (raw(b'{"w": {"dtype": "F32", "dtype": "F16", "shape": [2], "data_offsets": [0, 8]}}', 8), "given twice"),
+        (raw(b"{}" + b" " * headers.MAX_HEADER_BYTES), "claims a header of 67108866 bytes"),
+        (
+            raw(b"{" + b",".join(b'"%d":0' % i for i in range(400_001)) + b"}"),
+            "400001 tensors; expected at most 400000",
+        ),
+    ],
+    ids=["digits", "extent", "rank", "ones", "twice", "bytes", "tensors"],
+)
+def test_what_would_take_unbounded_time_is_refused_early(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    start = time.monotonic()
+    with pytest.raises(InputError, match=message):
+        headers.read_header(path)
+    assert time.monotonic() - start < 5

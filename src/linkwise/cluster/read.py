@@ -3,12 +3,12 @@
 from typing import Any
 
 import msgspec
-import yaml
 
 from linkwise.cluster import known, presets
 from linkwise.cluster.types import Accelerator, Cluster, Constants
 from linkwise.core.errors import InputError
-from linkwise.core.files import parse_yaml_object, read_text
+from linkwise.core.files import dump_yaml, parse_yaml_object, read_text
+from linkwise.core.printable import clipped
 from linkwise.core.schema import CLUSTER_SCHEMA, Frozen, convert
 from linkwise.core.units import parse_bytes
 
@@ -103,7 +103,7 @@ def dump(cluster: Cluster) -> str:
         "accelerator": msgspec.to_builtins(cluster.accelerator),
         "constants": msgspec.to_builtins(cluster.constants),
     }
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    return dump_yaml(document)
 
 
 def _typed(value: Any, field: str, where: str) -> Any:
@@ -128,7 +128,7 @@ def _build(file: _File, where: str) -> Cluster:
     if numa is None:
         numa = max(1, min(usual.numa, count)) if usual else 1
     return Cluster(
-        name=where if file.name is None else file.name,
+        name=clipped(where) if file.name is None else file.name,
         accelerator=device,
         nodes=nodes,
         devices_per_node=count,

@@ -14,6 +14,7 @@ from linkwise.core.schema import Frozen
 MAX_DEVICES = 65_536  # the largest group a layout can make: beyond it no plan could use them
 MAX_BPS = 1e15  # a petabyte per second: a thousand times anything that is sold
 MAX_BYTES = 2**50
+MAX_NAME = 200
 FABRICS = ("rail", "fat-tree", "none")
 
 
@@ -22,6 +23,12 @@ def _within(where: str, name: str, value: float, low: float, high: float, *, abo
     if not (low < value <= high if above else low <= value <= high):
         expected = f"above {low:g}, at most {high:g}" if above else f"{low:g}..{high:g}"
         raise InputError(f"{name} is {str(value)[:40]}", where=where, expected=expected)
+
+
+def _short(where: str, name: str, value: str) -> None:
+    """Refuse a name longer than any screen shows."""
+    if len(value) > MAX_NAME:
+        raise InputError(f"{name} has {len(value)} characters", where=where, expected=f"at most {MAX_NAME}")
 
 
 class Accelerator(Frozen, frozen=True, kw_only=True):
@@ -62,6 +69,8 @@ class Accelerator(Frozen, frozen=True, kw_only=True):
         where = f"accelerator {self.name!r}"
         if not self.name:
             raise InputError("an accelerator without a name", where="accelerator", expected="a non-empty name")
+        _short("accelerator", "name", self.name)
+        _short(where, "label", self.label)
         _within(where, "memory_bytes", self.memory_bytes, 1, MAX_BYTES)
         _within(where, "driver_memory_bytes", self.driver_memory_bytes, 0, MAX_BYTES)
         _within(where, "nominal_GB", self.nominal_GB, 0, 1e6)
@@ -117,7 +126,7 @@ class Constants(Frozen, frozen=True, kw_only=True):
     link_efficiency: by link kind, share of spec bandwidth a large collective reaches.
     latency_us: by "<implementation>.<tier>", `[base, per_step]` microseconds of one call.
     host_us_per_layer: host launch time of one layer without CUDA graphs; a step is never faster than the sum.
-    collective_factor: how many times as long every collective takes: 1, and other values where a break-even asks what if.
+    collective_factor: how many times as long every collective takes: 1, and others where a break-even asks what if.
     kernel_us_per_layer: device time of a layer that no byte or FLOP explains (small kernels, gaps between them).
     step_overhead_us: scheduler, sampling and input preparation of one engine step.
     sources: what each figure rests on, by field or `field.key`.
@@ -187,6 +196,7 @@ class Cluster(Frozen, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         where = f"cluster {self.name!r}"
+        _short("cluster", "name", self.name)
         _within(where, "nodes", self.nodes, 1, MAX_DEVICES)
         _within(where, "devices_per_node", self.devices_per_node, 1, MAX_DEVICES)
         _within(where, "nodes x devices_per_node", self.size, 1, MAX_DEVICES)

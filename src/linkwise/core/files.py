@@ -125,7 +125,7 @@ def read_yaml_object(path: str | Path) -> dict[str, Any]:
 _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 # What an unquoted word means: the words of JSON, and text else. YAML 1.1, which PyYAML reads by default, makes `010`
-# an octal eight, `1:30` ninety, `no` false and `2024-01-01` a date: here they stay text and fail where a number belongs.
+# an octal eight, `1:30` ninety, `no` false and `2024-01-01` a date: here they stay text, refused for numbers.
 _MEANINGS = (
     ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
@@ -147,7 +147,12 @@ class _Loader(_SAFE):  # type: ignore[misc]
     yaml_implicit_resolvers: dict[str, Any] = {}
 
 
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which also quotes text that the loader above would take for a number: `0E0`."""
+
+
 for _kind, _pattern, _starts in _MEANINGS:
+    _Dumper.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern.pattern})\\Z"), _starts)
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern.pattern})\\Z"), _starts)
 
 
@@ -214,6 +219,14 @@ def parse_yaml_object(text: str, *, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"the top level is a {type(value).__name__}", where=where, expected="a YAML mapping")
     return value
+
+
+def dump_yaml(value: dict[str, Any]) -> str:
+    """YAML that a person reads and `parse_yaml_object` reads back to an equal value."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
+    )
+    return text
 
 
 def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666, regular: bool = False) -> None:

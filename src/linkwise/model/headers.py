@@ -174,7 +174,11 @@ def _entry(name: str, entry: Any, room: int, where: str) -> tuple[str, tuple[int
 
 
 def _whole(values: Any, longest: int, largest: int) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and len(values) <= longest and all(type(v) is int and 0 <= v <= largest for v in values)
+    return (
+        isinstance(values, list)
+        and len(values) <= longest
+        and all(type(v) is int and 0 <= v <= largest for v in values)
+    )
 
 
 def _check_layout(header: dict[str, Any], room: int, where: str) -> None:
@@ -261,7 +265,7 @@ def _check_shapes(tensor: Tensor, found: Stored, share: int, where: str) -> None
 
 
 def _alike(stored: tuple[int, ...], own: tuple[int, ...]) -> bool:
-    """Equal but for extents of 1, and for trailing extents kept apart or as one (convolutions, blocks of 4-bit pairs)."""
+    """Equal but for extents of 1, and trailing extents kept apart or as one (convolutions, blocks of 4-bit pairs)."""
     a, b = (tuple(extent for extent in shape if extent != 1) for shape in (stored, own))
     if len(a) != len(b) and min(len(a), len(b)) >= 2:
         return a[0] == b[0] and prod(a[1:]) == prod(b[1:])

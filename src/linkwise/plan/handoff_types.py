@@ -128,4 +128,4 @@ class Handoff(Frozen, frozen=True, kw_only=True):
     refused: Refusal | None
     notes: tuple[str, ...]
     not_modelled: tuple[str, ...]
-    figures: dict[str, float]
+    figures: dict[str, int | float]

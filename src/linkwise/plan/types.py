@@ -4,7 +4,7 @@ from typing import Any
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
-from linkwise.core.schema import FIT_SCHEMA, PLAN_SCHEMA, Frozen
+from linkwise.core.schema import FIT_SCHEMA, NOPLAN_SCHEMA, PLAN_SCHEMA, Frozen
 from linkwise.engine.base import Options, Resolved
 from linkwise.model.types import Model
 from linkwise.workload.types import Workload
@@ -86,8 +86,8 @@ class Shortfall(Frozen, frozen=True, kw_only=True):
 
     resource: str
     rank: int
-    need: float
-    have: float
+    need: int | float
+    have: int | float
     unit: str
     reason: str
     change: str = ""
@@ -202,8 +202,8 @@ class Plan(Frozen, frozen=True, kw_only=True):
     considered: int
     decisions: tuple[Decision, ...]
     rule: str
-    figures: dict[str, float]
-    textbook: dict[str, float] = {}
+    figures: dict[str, int | float]
+    textbook: dict[str, int | float] = {}
     command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -211,6 +211,7 @@ class Plan(Frozen, frozen=True, kw_only=True):
 class NoPlan(Frozen, frozen=True, kw_only=True):
     """No layout is feasible: the resource that is short in the layout that came nearest, and the nearest changes."""
 
+    schema: str = NOPLAN_SCHEMA
     model: Model
     cluster: Cluster
     workload: Workload
@@ -244,5 +245,5 @@ class Fit(Frozen, frozen=True, kw_only=True):
     fits: bool
     nearest: tuple[str, ...]
     tried: int
-    figures: dict[str, float]
+    figures: dict[str, int | float]
     notes: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.dtypes import short
+from linkwise.core.printable import printable
 from linkwise.core.units import GB, GiB, show_bytes, show_count, show_lack
 from linkwise.engine.base import Options, Resolved
 from linkwise.model.types import Model
@@ -41,7 +42,8 @@ def wrapped(lines: Iterable[str], width: int = LINE_WIDTH) -> str:
 
 
 def _wrap(line: str, width: int) -> str:
-    if len(line) <= width or isinstance(line, Verbatim):
+    verbatim, line = isinstance(line, Verbatim), printable(line)  # names in it come from files others wrote
+    if len(line) <= width or verbatim:
         return line
     stripped = line.lstrip()
     indent = len(line) - len(stripped)
@@ -83,9 +85,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str =
 
     made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     for name in columns:
-        made.add_column(Text(name.lstrip(">")), justify="right" if name.startswith(">") else "left", overflow="fold")
+        head, justify = Text(printable(name.lstrip(">"))), "right" if name.startswith(">") else "left"
+        made.add_column(head, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))  # Text: a name in [brackets] is not markup
+        made.add_row(*(Text(printable(str(cell))) for cell in row))  # Text: a name in [brackets] is not markup
     return made
 
 

@@ -1,0 +1,135 @@
+"""What the calls answer: the values of plan/ with a repr a person reads, as files that come back byte for byte."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from linkwise import doors
+from linkwise.cluster.types import Cluster
+from linkwise.core.errors import InputError
+from linkwise.core.files import read_bytes, write_bytes
+from linkwise.core.layout import Layout
+from linkwise.core.schema import FIT_SCHEMA, HANDOFF_SCHEMA, NOPLAN_SCHEMA, PLAN_SCHEMA, decode_json, encode_json
+from linkwise.model.types import Model
+from linkwise.plan import handoff_types, types
+from linkwise.plan.disaggregate import Disaggregation
+from linkwise.plan.handoff_types import HandoffOptions
+
+# A plan holds every tensor of its model and every op of its step: a megabyte for the largest. Reading the most, with
+# its check for fields given twice, takes two seconds.
+MAX_PLAN_BYTES = 64 * 2**20
+
+
+class Fit(types.Fit, frozen=True, kw_only=True):
+    """The answer of `fit`: plan/types.py says what it holds. Its repr is the command's first screen."""
+
+    def __repr__(self) -> str:
+        from linkwise.report.fit import screen
+        from linkwise.report.text import wrapped
+
+        return wrapped(screen(self))
+
+
+class Plan(types.Plan, frozen=True, kw_only=True):
+    """The answer of `plan`: plan/types.py says what it holds. Its repr is the command's first screen."""
+
+    @property
+    def feasible(self) -> bool:
+        """True: this is a plan. `NoPlan` says False; neither value is false by itself."""
+        return True
+
+    def __repr__(self) -> str:
+        from linkwise.report.plan import screen
+        from linkwise.report.text import wrapped
+
+        return wrapped(screen(self))
+
+
+class Handoff(handoff_types.Handoff, frozen=True, kw_only=True):
+    """The answer of `handoff`, with the verdict between these two pools and mixed groups on the same devices.
+
+    mixed: layout of a mixed group, the one that serves most inside the targets. verdict: None when there is none;
+    `notes` say why. unserved: why pools on these devices cannot serve the rate; "" when they can or it is not known.
+    served, cluster, engine_version, factors: the inputs, so that the value explains itself.
+    """
+
+    schema: str = HANDOFF_SCHEMA
+    served: Model
+    cluster: Cluster
+    engine_version: str
+    factors: HandoffOptions
+    mixed: Layout | None = None
+    verdict: Disaggregation | None = None
+    unserved: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """The whole answer: the connector does it, the route keeps up, and the pools serve the rate."""
+        return self.keeps_up and self.refused is None and not self.unserved
+
+    def __repr__(self) -> str:
+        from linkwise.report.handoff import screen
+        from linkwise.report.text import wrapped
+
+        return wrapped(screen(self, self.mixed, self.verdict, self.unserved))
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What says which kind of file it is."""
+
+    schema: str = ""
+
+
+class NoPlan(types.NoPlan, frozen=True, kw_only=True):
+    """What `plan` answers when no layout is feasible. Its repr is the command's first screen."""
+
+    @property
+    def feasible(self) -> bool:
+        """False: no layout is feasible."""
+        return False
+
+    def __repr__(self) -> str:
+        from linkwise.report.plan import no_plan
+        from linkwise.report.text import wrapped
+
+        return wrapped(no_plan(self))
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def as_kind(kind: type[S], value: msgspec.Struct) -> S:
+    """The same value with a repr: fields are shared, nothing is copied."""
+    return kind(**{f: getattr(value, f) for f in value.__struct_fields__})
+
+
+_KINDS: dict[str, type[Plan] | type[NoPlan] | type[Fit] | type[Handoff]] = {
+    PLAN_SCHEMA: Plan,
+    NOPLAN_SCHEMA: NoPlan,
+    FIT_SCHEMA: Fit,
+    HANDOFF_SCHEMA: Handoff,
+}
+
+
+def load(path: str | Path) -> Plan | NoPlan | Fit | Handoff:
+    """A plan, a refusal to plan, a fit or a handoff read back from its file, validated."""
+    where = doors.path(path)
+    text = read_bytes(where, max_bytes=MAX_PLAN_BYTES)
+    schema = decode_json(text, _Head, where=where).schema
+    kind = _KINDS.get(schema)
+    if kind is None:
+        raise InputError(
+            f"schema {schema[:80]!r}",
+            where=where,
+            expected=f"a file written by linkwise plan -o ({PLAN_SCHEMA}), or by fit, plan or handoff with --json",
+        )
+    value = decode_json(text, kind, where=where)
+    doors.saved(value, where)
+    return value
+
+
+def save(value: msgspec.Struct, path: str | Path, *, private: bool = False) -> None:
+    """Write a value as JSON; the file is complete or unchanged. private: a file that only the user may read."""
+    doors.of_type(value, msgspec.Struct, "value", "a plan, a fit or a handoff")
+    write_bytes(doors.path(path), encode_json(value), mode=0o600 if private else 0o666, regular=private)

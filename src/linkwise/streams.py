@@ -1,0 +1,80 @@
+"""Standard output and standard error: written whole, safe to look at, and honest when they cannot be written."""
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import TextIO
+
+from linkwise.core.errors import OutputError
+from linkwise.core.printable import MAX_ECHO, clipped, printable
+
+
+@contextmanager
+def held_output() -> Iterator[None]:
+    """Whatever is printed inside reaches standard output at the end, in one piece; nothing of it after an error.
+
+    A terminal gets it at once. Raises OutputError as `write` does.
+    """
+    stream = sys.stdout
+    if stream is not None and stream.isatty():
+        yield
+        return
+    with redirect_stdout(io.StringIO()) as held:
+        yield
+    if held.getvalue():
+        _deliver(stream, held.getvalue())
+
+
+def write(text: str) -> None:
+    """A finished answer to standard output. Raises OutputError when it cannot be written.
+
+    A reader that went away (`| head`) is no error: the exit code still answers.
+    """
+    _deliver(sys.stdout, text if text.endswith("\n") else text + "\n")
+
+
+def _deliver(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        raise OutputError("cannot write output: standard output is closed")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # a terminal without `·` shows its code
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+    except OSError as error:
+        _discard(stream)
+        raise OutputError(f"cannot write output: {(error.strerror or str(error)).lower()}") from None
+
+
+def _discard(stream: TextIO) -> None:
+    # Python flushes its streams again when it ends; what is left in them must go somewhere.
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def say(message: str) -> None:
+    """One line on standard error; lost where that is closed or full, and never on standard output instead."""
+    _tell(clipped(printable(" ".join(f"linkwise: {message}".split())), 12 * MAX_ECHO) + "\n")
+
+
+def trace() -> None:
+    """The traceback of the exception being handled, on standard error."""
+    _tell(printable(traceback.format_exc(), keep="\n"))
+
+
+def _tell(text: str) -> None:
+    stream = sys.stderr
+    if stream is None:
+        return
+    try:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        _discard(stream)
