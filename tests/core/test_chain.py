@@ -136,8 +136,8 @@ def test_the_numbers_line_computes_to_the_value(tree) -> None:
         if not isinstance(t, tuple):
             return t
         a, b = build(t[1]), build(t[2])
-        # A calculator floors the rounded quotient of two fractions, Python's // the exact one: whole numbers only.
-        fractions = t[0] is floor_div and any(isinstance(value_of(x), float) for x in (a, b))
+        # A calculator rounds the rounded quotient of two fractions, Python's // the exact one: whole numbers only.
+        fractions = t[0] in (floor_div, ceil_div) and any(isinstance(value_of(x), float) for x in (a, b))
         return a + b if fractions else t[0](a, b)
 
     try:
