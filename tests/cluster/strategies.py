@@ -4,7 +4,25 @@ from hypothesis import strategies as st
 
 from linkwise.cluster.types import Accelerator, Cluster, Constants
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=20)
+# Words that YAML, of one version or another, takes for something else.
+TRICKY = (
+    "1e5",
+    "0x1",
+    "010",
+    "null",
+    "~",
+    "1:30",
+    "no",
+    "true",
+    ".inf",
+    "2024-01-01",
+    "1_000",
+    "<<",
+    "=",
+    "- a",
+    "a: b",
+)
+TEXT = st.sampled_from(TRICKY) | st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=20)
 BPS = st.floats(1.0, 1e14)
 SHARE = st.floats(0.01, 1.0)
 MICROSECONDS = st.floats(0.0, 1e4)

@@ -180,6 +180,11 @@ def node(name: str) -> Node | None:
     return _machines().nodes[canonical.removesuffix("-bridged")] if canonical else None
 
 
+def domains() -> dict[str, int]:
+    """Accelerators with NVLink between machines, and the devices of the largest domain (source: nodes.yaml)."""
+    return {name: entry.domain for name, entry in _machines().nodes.items() if entry.domain}
+
+
 def racks() -> dict[str, Rack]:
     """Racks by name."""
     return dict(_machines().racks)
@@ -222,6 +227,7 @@ def constants() -> Constants:
     sources |= {f"latency_us.{key}": pair.source for key, pair in file.latency_us.items()}
     return Constants(
         label=file.label,
+        link_Bps={},
         link_efficiency={kind: figure.value for kind, figure in file.link_efficiency.items()},
         latency_us={key: pair.value for key, pair in file.latency_us.items()},
         sources=sources,

@@ -2,13 +2,17 @@
 
 Vertices are `d<device>`, `island<i>` (a scale-up switch), `n<node>.host`, `n<node>.nic<j>`, and the fabric's `rail<j>`
 or `leaf<node>` and `core`. Without a topology file this is the usual machine: one host vertex per node (its sockets are
-not told apart), and a PCIe switch that gives each device a direct way to its NIC.
+not told apart), and a PCIe switch that gives each device a direct way to its NIC. With one (`Cluster.detail`), NICs and
+scale-up links are those of the file: bridged pairs, a hybrid mesh, a device off the switch, a port with links missing.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
+import msgspec
+
+from linkwise.cluster.detail import NodeDetail
 from linkwise.cluster.types import Cluster, Device, Link, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
@@ -28,6 +32,18 @@ class _Shape(Frozen, frozen=True, kw_only=True):
     direct: tuple[str, float, float]
     nic: tuple[str, float, float]
     oversubscription: float
+    detail: NodeDetail | None
+    odd_nodes: tuple[tuple[int, NodeDetail], ...]
+    measured: tuple[tuple[str, float], ...]
+
+    def detail_of(self, node: int) -> NodeDetail | None:
+        """What a topology file says of a node."""
+        return dict(self.odd_nodes).get(node, self.detail) if self.odd_nodes else self.detail
+
+    @property
+    def shaped(self) -> bool:
+        """Scale-up links are as a file says."""
+        return self.detail is not None and bool(self.detail.islands)
 
 
 def _shape(cluster: Cluster) -> _Shape:
@@ -48,21 +64,24 @@ def _shape(cluster: Cluster) -> _Shape:
         direct=wire(accelerator.host_link, accelerator.pcie_Bps),
         nic=wire("nic", cluster.nic_Bps),
         oversubscription=cluster.oversubscription,
+        detail=cluster.detail,
+        odd_nodes=tuple(sorted(cluster.odd_nodes.items())),
+        measured=tuple(sorted(cluster.constants.link_Bps.items())),
     )
 
 
 def device(cluster: Cluster, number: int) -> Device:
-    """A device's place; NUMA nodes and NICs evenly spread, nic the first of a device that has several."""
+    """A device's place; NUMA node and NIC as its file says, else evenly spread; nic the first of several."""
     if not 0 <= number < cluster.size:
         raise InputError(f"device {number}", where=f"cluster {cluster.name!r}", expected=f"0..{cluster.size - 1}")
     index = number % cluster.devices_per_node
-    nic = index * cluster.nics_per_node // cluster.devices_per_node if cluster.nics_per_node else -1
+    nic = next(iter(cluster.nics_of(number)), -1)
     return Device(
         id=number,
         node=cluster.node_of(number),
         index=index,
         island=cluster.island_of(number),
-        numa=index * cluster.numa_per_node // cluster.devices_per_node,
+        numa=cluster.numa_of(number),
         nic=nic,
     )
 
@@ -90,6 +109,58 @@ def route(cluster: Cluster, a: int, b: int, *, relay: bool = True) -> tuple[Link
     return tuple(_link(shape, src, dst) for src, dst in pairwise(stops))
 
 
+def measured_share(cluster: Cluster, members: tuple[int, ...]) -> float:
+    """What single links that were measured leave of the usual bandwidth of a group's slowest tier; 1.0 = all.
+
+    A link counts when the group's traffic crosses it, and its channels wait for the slowest: all links of a kind carry
+    the same. Inside a node of a group that spans nodes, a link counts as far as it is slower than the node's NICs.
+    """
+    if not cluster.constants.link_Bps or len(members) < 2:
+        return 1.0
+    tier = cluster.tier(members)
+    inside = {f"d{number}" for number in members}
+    nics = {f"n{cluster.node_of(number)}.nic{nic}" for number in members for nic in cluster.nics_of(number)[:1]}
+    share = 1.0
+    for link, own in _measured(_shape(cluster)):
+        kinds, vertices = {_kind(link.src), _kind(link.dst)}, {link.src, link.dst}
+        devices = {end for end in vertices if _kind(end) == "d"}
+        if not devices <= inside:
+            continue
+        scaleup, host = kinds <= {"d", "island"}, kinds == {"d", "host"}
+        if tier is not Tier.CLUSTER:
+            counts = scaleup if tier is Tier.ISLAND else host
+            share = min(share, own / link.effective_Bps) if counts else share
+        elif scaleup:
+            nodes = [cluster.node_of(number) for number in members]
+            share = min(share, own / (cluster.bandwidth(tier, len(members)) * max(map(nodes.count, set(nodes)))))
+        elif not host and (devices or vertices & nics or "core" in kinds):
+            share = min(share, own / link.effective_Bps)
+    return share
+
+
+@lru_cache(maxsize=32)
+def _measured(shape: _Shape) -> tuple[tuple[Link, float], ...]:
+    """Links that were measured one by one, as their kind has them, and their own bytes/s."""
+    own = dict(shape.measured)
+    return tuple(
+        (link, own[f"{link.src}>{link.dst}"])
+        for link in _all(msgspec.structs.replace(shape, measured=()))
+        if f"{link.src}>{link.dst}" in own
+    )
+
+
+def check_measured(cluster: Cluster) -> None:
+    """Refuse a measured link that the cluster does not have."""
+    known = {f"{link.src}>{link.dst}" for link in links(cluster)} if cluster.constants.link_Bps else set()
+    unknown = next((name for name in cluster.constants.link_Bps if name not in known), None)
+    if unknown is not None:
+        raise InputError(
+            f"link_Bps: no link {unknown[:60]!r}",
+            where=f"cluster {cluster.name!r}: constants",
+            expected="a link as `linkwise traffic --all` names it, such as " + next(iter(known), "d0>island0"),
+        )
+
+
 def reason(cluster: Cluster, a: int, b: int) -> str:
     """One line on why the route from a to b is what it is."""
     source, target = device(cluster, a), device(cluster, b)
@@ -97,7 +168,9 @@ def reason(cluster: Cluster, a: int, b: int) -> str:
     if tier is Tier.DEVICE:
         return "the same device: nothing moves"
     if tier is Tier.ISLAND:
-        way = "direct link" if cluster.accelerator.scaleup_mesh else "switch"
+        detail = cluster.detail_of(source.node)
+        direct = bool(detail.strands) if detail and detail.islands else cluster.accelerator.scaleup_mesh
+        way = "direct link" if direct else "switch"
         return f"both in island {source.island}: {cluster.accelerator.scaleup_kind} {way}"
     if tier is Tier.NODE:
         if cluster.accelerator.p2p:
@@ -116,8 +189,10 @@ def _stops(cluster: Cluster, shape: _Shape, a: Device, b: Device, relay: bool) -
     start, end = f"d{a.id}", f"d{b.id}"
     if a.id == b.id:
         return (start,)
-    if a.island == b.island:
-        return (start, end) if shape.mesh else (start, f"island{a.island}", end)
+    if cluster.tier((a.id, b.id)) is Tier.ISLAND:
+        detail = shape.detail_of(a.node) if shape.shaped else None
+        direct = bool(detail.strands) if detail else shape.mesh
+        return (start, end) if direct else (start, f"island{a.island}", end)
     if a.node == b.node:
         return start, f"n{a.node}.host", end
     arrive = (f"n{b.node}.nic{b.nic}", end)
@@ -145,7 +220,9 @@ def _neighbour(cluster: Cluster, a: Device, b: Device) -> Device | None:
 def _link(shape: _Shape, src: str, dst: str) -> Link:
     """The link between two adjacent vertices."""
     kinds = {_kind(src), _kind(dst)}
-    if kinds == {"island", "d"}:
+    if shape.shaped and kinds <= {"island", "d"}:
+        kind, spec, effective = _scaleup(shape, src, dst)
+    elif kinds == {"island", "d"}:
         kind, spec, effective = shape.scaleup
     elif kinds == {"d"}:
         kind, spec, effective = shape.scaleup
@@ -160,7 +237,23 @@ def _link(shape: _Shape, src: str, dst: str) -> Link:
         kind, spec, effective = "fabric", shape.nic[1] * ports, shape.nic[2] * ports
     else:
         kind, spec, effective = shape.nic
-    return Link(src=src, dst=dst, kind=kind, spec_Bps=spec, effective_Bps=effective, source=_SOURCES[_fact(kinds)])
+    source = _SOURCES[_fact(kinds)]
+    if shape.measured and (own := dict(shape.measured).get(f"{src}>{dst}")):
+        effective, source = own, "measured on this link; differs from its kind"
+    return Link(src=src, dst=dst, kind=kind, spec_Bps=spec, effective_Bps=effective, source=source)
+
+
+def _scaleup(shape: _Shape, src: str, dst: str) -> tuple[str, float, float]:
+    """A scale-up link with the bandwidth its node's detail gives it, and the usual efficiency."""
+    kind, spec, effective = shape.scaleup
+    first, *other = sorted(int(end[1:]) for end in (src, dst) if _kind(end) == "d")
+    node, a = divmod(first, shape.per_node)
+    detail = shape.detail_of(node)
+    if detail is None:
+        return kind, spec, effective
+    b = other[0] % shape.per_node if other else -1
+    own = sum(s.spec_Bps for s in detail.strands if {s.a, s.b} == {a, b}) if other else detail.ports_Bps[a]
+    return kind, own, own * effective / spec
 
 
 _SOURCES = {
@@ -190,7 +283,9 @@ def _all(shape: _Shape) -> tuple[Link, ...]:
 def _wires(shape: _Shape) -> Iterator[tuple[str, str]]:
     """Each wire once, as an unordered pair of vertices."""
     size = shape.nodes * shape.per_node
-    if shape.island > 1:
+    if shape.shaped:
+        yield from _scaleup_wires(shape)
+    elif shape.island > 1:
         for first in range(0, size, shape.island):
             members = range(first, min(first + shape.island, size))
             if shape.mesh:
@@ -209,8 +304,24 @@ def _wires(shape: _Shape) -> Iterator[tuple[str, str]]:
         yield from ((switch, "core") for switch in switches or [f"leaf{node}" for node in range(shape.nodes)])
 
 
-def _nics_of(shape: _Shape, number: int) -> range:
-    """NICs next to a device: its share of the node's, at least the one it shares."""
-    index = number % shape.per_node
+def _scaleup_wires(shape: _Shape) -> Iterator[tuple[str, str]]:
+    """Each pair of linked devices, and each device with a port into its island's switch."""
+    for node in range(shape.nodes):
+        detail, first = shape.detail_of(node), node * shape.per_node
+        if detail is None:
+            continue
+        yield from ((f"d{first + a}", f"d{first + b}") for a, b in sorted({(s.a, s.b) for s in detail.strands}))
+        for device, rate in enumerate(detail.ports_Bps):
+            island = detail.islands[device]
+            if rate and detail.islands.count(island) > 1:
+                yield f"d{first + device}", f"island{first + island}"
+
+
+def _nics_of(shape: _Shape, number: int) -> tuple[int, ...] | range:
+    """NICs next to a device: those its file calls nearest, else its share of the node's, at least the one it shares."""
+    node, index = divmod(number, shape.per_node)
+    detail = shape.detail_of(node)
+    if shape.nics and detail and (stated := detail.nics_of(index)):
+        return stated
     first = index * shape.nics // shape.per_node
     return range(first, max(first + 1, (index + 1) * shape.nics // shape.per_node) if shape.nics else first)

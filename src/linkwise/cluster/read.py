@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 
 from linkwise.cluster import known, presets
+from linkwise.cluster.detail import NodeDetail
+from linkwise.cluster.links import check_measured
 from linkwise.cluster.types import Accelerator, Cluster, Constants
 from linkwise.core.errors import InputError
 from linkwise.core.files import dump_yaml, parse_yaml_object, read_text
@@ -15,9 +17,9 @@ from linkwise.core.units import parse_bytes
 MAX_FILE_BYTES = 2**20
 _TEXT_FIELDS = frozenset(
     {"schema", "name", "label", "source", "memory_source", "scaleup_kind", "host_link", "confidence"}
-    | {"note", "notes", "kind", "sources"}
+    | {"note", "notes", "kind", "sources", "nic_names", "paths"}
 )
-_TABLES = ("link_efficiency", "latency_us", "sources")
+_TABLES = ("link_efficiency", "latency_us", "link_Bps", "sources")
 
 
 class _Nics(Frozen, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class _File(Frozen, frozen=True, kw_only=True):
     constants: dict[str, Any] = {}
     source: str = ""
     notes: tuple[str, ...] = ()
+    detail: NodeDetail | None = None
+    odd_nodes: dict[int, NodeDetail] = {}
 
 
 def load(text: str) -> Cluster:
@@ -72,7 +76,9 @@ def parse(text: str, *, where: str) -> Cluster:
         raise InputError(f"field schema: {given!r}", where=where, expected=CLUSTER_SCHEMA)
     file = convert(raw, _File, where=where)
     try:
-        return _build(file, where)
+        built = _build(file, where)
+        check_measured(built)
+        return built
     except InputError as error:
         if error.where.startswith(where):
             raise
@@ -100,10 +106,25 @@ def dump(cluster: Cluster) -> str:
         "fabric": {"kind": cluster.fabric, "oversubscription": cluster.oversubscription},
         "host_memory_bytes": cluster.host_memory_bytes,
         "numa_per_node": cluster.numa_per_node,
+        **_detail(cluster),
         "accelerator": msgspec.to_builtins(cluster.accelerator),
         "constants": msgspec.to_builtins(cluster.constants),
     }
     return dump_yaml(document)
+
+
+def _detail(cluster: Cluster) -> dict[str, Any]:
+    """The fields of a topology file, where the cluster comes from one; what is empty is left out."""
+    if cluster.detail is None:
+        return {}
+    return {
+        "detail": _filled(cluster.detail),
+        "odd_nodes": {node: _filled(detail) for node, detail in cluster.odd_nodes.items()},
+    }
+
+
+def _filled(detail: NodeDetail) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(detail).items() if value}
 
 
 def _typed(value: Any, field: str, where: str) -> Any:
@@ -142,6 +163,8 @@ def _build(file: _File, where: str) -> Cluster:
         numa_per_node=numa,
         source=file.source,
         notes=tuple(notes),
+        detail=file.detail,
+        odd_nodes=file.odd_nodes,
     )
 
 

@@ -8,6 +8,7 @@ one node goes over PCIe, between nodes over the NICs.
 import math
 from enum import StrEnum
 
+from linkwise.cluster.detail import NodeDetail
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
 
@@ -129,6 +130,8 @@ class Constants(Frozen, frozen=True, kw_only=True):
     collective_factor: how many times as long every collective takes: 1, and others where a break-even asks what if.
     kernel_us_per_layer: device time of a layer that no byte or FLOP explains (small kernels, gaps between them).
     step_overhead_us: scheduler, sampling and input preparation of one engine step.
+    link_Bps: measured bytes/s of single directed links by `src>dst` (cluster/links.py names them) that differ from
+        their kind; a calibration writes them. A link of this cluster only: elsewhere the name means another wire.
     sources: what each figure rests on, by field or `field.key`.
 
     Implementations: nccl (captured in a CUDA graph, or launched back to back), custom (an engine's own one-shot
@@ -144,10 +147,13 @@ class Constants(Frozen, frozen=True, kw_only=True):
     step_overhead_us: float
     kernel_us_per_layer: float = 0.0
     collective_factor: float = 1.0
+    link_Bps: dict[str, float] = {}
     sources: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         where = "constants"
+        for name, rate in self.link_Bps.items():
+            _within(where, f"link_Bps.{name[:60]}", rate, 0, MAX_BPS, above=True)
         _within(where, "hbm_efficiency", self.hbm_efficiency, 0, 1, above=True)
         _within(where, "flops_efficiency", self.flops_efficiency, 0, 1, above=True)
         for kind, share in self.link_efficiency.items():
@@ -177,6 +183,8 @@ class Cluster(Frozen, frozen=True, kw_only=True):
     fabric: rail (NIC i of every node on switch i), fat-tree (a leaf switch per node), or none.
     oversubscription: >= 1; the fabric's core carries 1/oversubscription of what the leaves can send.
     host_memory_bytes: of one node; 0 when not known.
+    detail: what a topology file says of a node, None without one; odd_nodes: the nodes that are not like it. With
+        `detail.islands` it decides who is in which island, and island_size is the size of the largest.
     """
 
     name: str
@@ -193,6 +201,8 @@ class Cluster(Frozen, frozen=True, kw_only=True):
     numa_per_node: int = 1
     source: str = ""
     notes: tuple[str, ...] = ()
+    detail: NodeDetail | None = None
+    odd_nodes: dict[int, NodeDetail] = {}
 
     def __post_init__(self) -> None:
         where = f"cluster {self.name!r}"
@@ -206,13 +216,41 @@ class Cluster(Frozen, frozen=True, kw_only=True):
         _within(where, "oversubscription", self.oversubscription, 1, 1000)
         _within(where, "host_memory_bytes", self.host_memory_bytes, 0, MAX_BYTES)
         _within(where, "numa_per_node", self.numa_per_node, 1, 1024)
+        self._check_detail(where)
         self._check_shape(where)
+
+    def _check_detail(self, where: str) -> None:
+        """Details must be of nodes that exist, and say as much of each."""
+        if self.detail is None:
+            if self.odd_nodes:
+                raise InputError("odd_nodes without detail", where=where, expected="detail, which they differ from")
+            return
+        for node in self.odd_nodes:
+            _within(f"{where}: odd_nodes", "a node", node, 0, self.nodes - 1)
+        details = [("detail", self.detail), *((f"odd_nodes.{node}", odd) for node, odd in self.odd_nodes.items())]
+        for field, detail in details:
+            here = f"{where}: {field}"
+            detail.check(self.devices_per_node, here)
+            if detail.nic_names and len(detail.nic_names) != self.nics_per_node:
+                raise InputError(
+                    f"{len(detail.nic_names)} NICs", where=here, expected=f"{self.nics_per_node}, as nics says"
+                )
+            if bool(detail.islands) != bool(self.detail.islands):
+                raise InputError("islands here but not there", where=here, expected="islands of every node, or of none")
+        if self.detail.islands:
+            largest = max(d.islands.count(i) for d in (self.detail, *self.odd_nodes.values()) for i in d.islands)
+            if self.island_size != largest:
+                raise InputError(
+                    f"island_size is {self.island_size}",
+                    where=where,
+                    expected=f"{largest}, the largest of detail.islands",
+                )
 
     def _check_shape(self, where: str) -> None:
         """Every two devices must have a path, and an island must not straddle nodes."""
         island, node = self.island_size, self.devices_per_node
         # A last, smaller island is fine on one machine: three cards, two of them bridged.
-        if island % node and node % island and self.nodes > 1:
+        if island % node and node % island and self.nodes > 1 and not self._shaped:
             raise InputError(
                 f"island_size {island} straddles nodes of {node} devices",
                 where=where,
@@ -224,7 +262,7 @@ class Cluster(Frozen, frozen=True, kw_only=True):
                 where=where,
                 expected="island_size: none, or an accelerator with scaleup_Bps above 0",
             )
-        if island < node and not self.accelerator.pcie_Bps:
+        if (island < node or self._parted) and not self.accelerator.pcie_Bps:
             raise InputError(
                 f"devices of a node outside an island of {island} have no path: pcie_Bps is 0",
                 where=where,
@@ -251,31 +289,83 @@ class Cluster(Frozen, frozen=True, kw_only=True):
     def node_of(self, device: int) -> int:
         return device // self.devices_per_node
 
+    @property
+    def _shaped(self) -> bool:
+        """Islands are as a file says, not `island_size` neighbours."""
+        return self.detail is not None and bool(self.detail.islands)
+
+    @property
+    def _parted(self) -> bool:
+        """Some node has more than one island."""
+        details = (self.detail, *self.odd_nodes.values()) if self.detail else ()
+        return any(len(set(detail.islands)) > 1 for detail in details)
+
+    def detail_of(self, node: int) -> NodeDetail | None:
+        """What is known of a node."""
+        return self.odd_nodes.get(node, self.detail)
+
     def island_of(self, device: int) -> int:
-        return device // self.island_size
+        """A number per scale-up island; two devices are in one island when theirs are equal."""
+        node, index = divmod(device, self.devices_per_node)
+        detail = self.detail_of(node)
+        if detail is None or not detail.islands:
+            return device // self.island_size
+        return node * self.devices_per_node + detail.islands[index]
+
+    def numa_of(self, device: int) -> int:
+        """NUMA node of a device inside its node: as the file says, else evenly spread."""
+        node, index = divmod(device, self.devices_per_node)
+        detail = self.detail_of(node)
+        stated = detail.numa[index] if detail and detail.numa else -1
+        return stated if stated >= 0 else index * self.numa_per_node // self.devices_per_node
+
+    def nics_of(self, device: int) -> tuple[int, ...]:
+        """NICs of its node nearest to a device: as the file says, else evenly spread. The first is the one it uses."""
+        node, index = divmod(device, self.devices_per_node)
+        detail = self.detail_of(node)
+        if detail and (stated := detail.nics_of(index)):
+            return stated
+        first = index * self.nics_per_node // self.devices_per_node
+        last = max(first + 1, (index + 1) * self.nics_per_node // self.devices_per_node)
+        return tuple(range(first, last)) if self.nics_per_node else ()
 
     def tier(self, devices: tuple[int, ...]) -> Tier:
-        """The slowest tier a collective over these devices crosses."""
+        """The slowest tier a collective over these devices crosses.
+
+        In an island of direct links that is no full mesh, a group is inside it only when its own links hold it
+        together: NCCL does not forward through a device outside the group.
+        """
         if len(devices) <= 1:
             return Tier.DEVICE
         if len({self.island_of(d) for d in devices}) == 1:
-            return Tier.ISLAND
+            return Tier.ISLAND if not self._shaped or self._joined_Bps(devices) else Tier.NODE
         if len({self.node_of(d) for d in devices}) == 1:
             return Tier.NODE
         return Tier.CLUSTER
 
-    def bandwidth(self, tier: Tier, ranks: int | None = None) -> float:
+    def _joined_Bps(self, devices: tuple[int, ...]) -> float:
+        """What the node's detail says of a group inside one island; 0 when it is not held together by its own links."""
+        node = self.node_of(devices[0])
+        detail = self.detail_of(node)
+        return detail.joined_Bps([d - node * self.devices_per_node for d in devices]) if detail else 0.0
+
+    def bandwidth(self, tier: Tier, ranks: int | None = None, members: tuple[int, ...] = ()) -> float:
         """Effective bytes/s per direction of one device's port at a tier (link efficiency applied).
 
         ranks: how many devices take part; on a mesh island a smaller group reaches only the links between its members.
-        None = the whole island.
+        None = the whole island. members: which devices, where islands are irregular and it matters which; without
+        them the slowest island, or the slowest group of `ranks` neighbours.
         """
-        kind, spec = self.port(tier, ranks)
+        kind, spec = self.port(tier, ranks, members)
         return spec * self.constants.link_efficiency.get(kind, 1.0)
 
-    def port(self, tier: Tier, ranks: int | None = None) -> tuple[str, float]:
+    def port(self, tier: Tier, ranks: int | None = None, members: tuple[int, ...] = ()) -> tuple[str, float]:
         """The kind of link and its spec bytes/s per direction that one device has at a tier (see `bandwidth`)."""
         device = self.accelerator
+        if tier is Tier.ISLAND and self.detail is not None and self.detail.islands:
+            details = (self.detail, *self.odd_nodes.values())
+            rates = [rate for detail in details if (rate := detail.usual_Bps(ranks))]
+            return device.scaleup_kind, (self._joined_Bps(members) if members else 0.0) or min(rates, default=0.0)
         if tier is Tier.ISLAND:
             share = 1.0
             if device.scaleup_mesh and ranks is not None and self.island_size > 1:

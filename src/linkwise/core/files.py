@@ -207,15 +207,22 @@ def _check_keys(node: Any) -> None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
 
 
-def parse_yaml_object(text: str, *, where: str) -> dict[str, Any]:
-    """A YAML mapping from text, without aliases."""
+def parse_yaml(text: str, *, where: str) -> Any:
+    """A YAML value of at most `MAX_YAML_BYTES` characters, without aliases."""
+    if len(text) > MAX_YAML_BYTES:
+        raise InputError(f"{len(text)} characters of YAML", where=where, expected=f"at most {MAX_YAML_BYTES}")
     try:
-        value = _load_yaml(text)
+        return _load_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or str(error)
         raise InputError(f"not valid YAML{line}: {reason}", where=where) from None
+
+
+def parse_yaml_object(text: str, *, where: str) -> dict[str, Any]:
+    """A YAML mapping from text, without aliases."""
+    value = parse_yaml(text, where=where)
     if not isinstance(value, dict):
         raise InputError(f"the top level is a {type(value).__name__}", where=where, expected="a YAML mapping")
     return value

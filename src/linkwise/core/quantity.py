@@ -143,7 +143,7 @@ def named(name: str, number: Num, unit: str = "", note: str = "") -> Num:
 
 def where(condition: Num, yes: Num, no: Num) -> Num:
     """`yes` where the condition holds, else `no`; elementwise on arrays."""
-    if any(isinstance(x, Quantity) for x in (condition, yes, no)):
+    if isinstance(condition, Quantity) or isinstance(yes, Quantity) or isinstance(no, Quantity):
         chosen = yes if value_of(condition) else no
         return Quantity(value_of(chosen), op="where", args=(condition, yes, no))
     if isinstance(condition, np.ndarray):
@@ -196,10 +196,12 @@ def floor(a: Num) -> Num:
 
 def times(*factors: Num) -> Num:
     """A product whose chain shows no factor of a plain one."""
-    kept = [f for f in factors if isinstance(f, Quantity | np.ndarray) or f != 1] or [1]
-    result = kept[0]
-    for factor in kept[1:]:
-        result = result * factor
+    result: Num = 1
+    for factor in factors:
+        # Plain numbers first: this runs hundreds of thousands of times in a layout search.
+        if type(factor) is int and factor == 1:
+            continue
+        result = factor if type(result) is int and result == 1 else result * factor
     return result
 
 
@@ -207,6 +209,11 @@ def total(numbers: Iterable[Num]) -> Num:
     """A sum whose chain shows every term once, not a ladder of additions. 0 when empty."""
     terms = tuple(numbers)
     result: Num = 0
+    recorded = False
     for term in terms:  # not sum(): from Python 3.12 on it compensates rounding, which arrays do not
-        result = result + value_of(term)
-    return Quantity(result, op="sum", args=terms) if any(isinstance(t, Quantity) for t in terms) else result
+        if isinstance(term, Quantity):
+            recorded = True
+            result = result + term.value
+        else:
+            result = result + term
+    return Quantity(result, op="sum", args=terms) if recorded else result

@@ -3,10 +3,9 @@
 from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from linkwise.core.errors import InputError
-from linkwise.core.files import parse_yaml_object, read_text
+from linkwise.core.files import dump_yaml, parse_yaml_object, read_text
 from linkwise.core.schema import WORKLOAD_SCHEMA, Frozen, convert
 from linkwise.core.units import parse_rate, parse_time
 from linkwise.workload.types import Targets, Workload
@@ -106,7 +105,7 @@ def dump(workload: Workload) -> str:
     """YAML that `parse` reads back to an equal workload; fields without a value are left out."""
     document: dict[str, Any] = {"schema": WORKLOAD_SCHEMA} | msgspec.to_builtins(workload)
     document["targets"] = {name: value for name, value in document["targets"].items() if value is not None}
-    return yaml.safe_dump({k: v for k, v in document.items() if v not in (None, {})}, sort_keys=False)
+    return dump_yaml({k: v for k, v in document.items() if v not in (None, {})})
 
 
 def _one(text: str | None, number: float | None, text_name: str, name: str, parser: Any, where: str) -> float | None:
