@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from linkwise.core import dtypes
-from linkwise.core.errors import InputError
+from linkwise.core.errors import InputError, NotUnderstood
 from linkwise.model.draft import Draft, Fields
-from linkwise.model.types import Layer, Moe, Split, State
+from linkwise.model.types import Split, State
 
 # Bounds beyond which a config is absurd rather than large.
 MAX_LAYERS = 2_000
@@ -20,6 +20,9 @@ MAX_WIDTH = 4_000_000
 MAX_VOCAB = 100_000_000
 MAX_HEADS = 65_536
 MAX_EXPERTS = 100_000
+# Names of a feed-forward block's gate, up and down projections: the usual ones, and Mixtral's.
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+W1_W3_W2 = ("w1", "w3", "w2")
 
 
 class Site(NamedTuple):
@@ -88,6 +91,12 @@ def begin(fields: Fields) -> Draft:
     return Draft(dtypes.canonical(str(name), where=f"{fields.where}: torch_dtype"))
 
 
+def start(fields: Fields, *, tied_default: bool = False) -> tuple[Draft, int, int]:
+    """A draft with its embedding and head; the hidden size; the number of layers."""
+    draft = begin(fields)
+    return draft, embedding(draft, fields, tied_default=tied_default), layer_count(fields)
+
+
 def layer_count(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
 
@@ -98,6 +107,23 @@ def layer_indices(fields: Fields, name: str) -> frozenset[int]:
     if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in listed):
         raise InputError(f"field {name!r} is {listed!r}"[:200], where=fields.where, expected="a list of layer numbers")
     return frozenset(listed)
+
+
+def layer_flags(fields: Fields, name: str, layers: int, default: list[int] | None = None) -> list[bool]:
+    """A list of 0 or 1 for each layer; required where there is no default."""
+    values = (fields.sequence(name, layers) if default is None else fields.sequence(name, layers, default))[:layers]
+    if any(v not in (0, 1) for v in values):
+        raise NotUnderstood(f"field {name!r} is {values!r}"[:200], where=fields.where, expected=f"{layers} of 0 or 1")
+    return [bool(v) for v in values]
+
+
+def layer_kinds(fields: Fields, layers: int, *known: str, name: str = "layer_types") -> list[str]:
+    """The kind of each layer, one of `known`; empty when the config does not list them."""
+    kinds = [str(kind) for kind in fields.sequence(name, layers, default=None)[:layers]]
+    unknown = sorted(set(kinds) - set(known))
+    if unknown:
+        raise NotUnderstood(f"{name} holds {', '.join(unknown)}"[:200], where=fields.where)
+    return kinds
 
 
 def width(fields: Fields, *names: str, default: int | None = None, least: int = 1) -> int:
@@ -117,73 +143,6 @@ def embedding(draft: Draft, fields: Fields, *, tied_default: bool = False, name:
     return hidden
 
 
-def gqa(
-    site: Site,
-    *,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    v_dim: int | None = None,
-    bias: bool = False,
-    out_bias: bool = False,
-    qk_norm: str = "",
-    gated: bool = False,
-    sinks: bool = False,
-) -> None:
-    """Grouped-query attention: q, k, v, o and what belongs to them. `site` is the attention module.
-
-    qk_norm: "head" (one vector of head_dim shared by heads) or "full" (one element per feature of all heads).
-    gated: the query projection also makes an output gate, twice as wide. sinks: one learned logit per head.
-    Shapes: q [heads·head_dim, hidden], k [kv_heads·head_dim, hidden], v [kv_heads·v_dim, hidden],
-    o [hidden, heads·v_dim].
-    """
-    v = head_dim if v_dim is None else v_dim
-    site.linear(
-        "q_proj", "attn.q", heads * head_dim * (2 if gated else 1), hidden, Split.COLUMN, units=heads, bias=bias
-    )
-    site.linear("k_proj", "attn.k", kv_heads * head_dim, hidden, Split.KV, units=kv_heads, bias=bias)
-    site.linear("v_proj", "attn.v", kv_heads * v, hidden, Split.KV, units=kv_heads, bias=bias)
-    site.linear("o_proj", "attn.o", hidden, heads * v, Split.ROW, units=heads, bias=out_bias)
-    if qk_norm == "head":
-        site.vector("q_norm", "attn.q_norm", head_dim)
-        site.vector("k_norm", "attn.k_norm", head_dim)
-    elif qk_norm == "full":
-        site.vector("q_norm", "attn.q_norm", heads * head_dim, split=Split.COLUMN, units=heads)
-        site.vector("k_norm", "attn.k_norm", kv_heads * head_dim, split=Split.KV, units=kv_heads)
-    if sinks:
-        site.vector("sinks", "attn.sinks", heads, split=Split.COLUMN, units=heads)
-
-
-def mla(
-    site: Site,
-    *,
-    hidden: int,
-    heads: int,
-    q_rank: int,
-    kv_rank: int,
-    nope_dim: int,
-    rope_dim: int,
-    v_dim: int,
-    bias: bool = False,
-) -> None:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). `q_rank` 0 = an uncompressed query projection.
-
-    Shapes: q_a [q_rank, hidden], q_b [heads·(nope+rope), q_rank], kv_a [kv_rank+rope, hidden],
-    kv_b [heads·(nope+v), kv_rank], o [hidden, heads·v]. The `a` projections are whole on every rank.
-    """
-    if q_rank:
-        site.linear("q_a_proj", "attn.q_a", q_rank, hidden, bias=bias)
-        site.vector("q_a_layernorm", "attn.q_a_norm", q_rank)
-        site.linear("q_b_proj", "attn.q_b", heads * (nope_dim + rope_dim), q_rank, Split.COLUMN, units=heads)
-    else:
-        site.linear("q_proj", "attn.q", heads * (nope_dim + rope_dim), hidden, Split.COLUMN, units=heads)
-    site.linear("kv_a_proj_with_mqa", "attn.kv_a", kv_rank + rope_dim, hidden, bias=bias)
-    site.vector("kv_a_layernorm", "attn.kv_a_norm", kv_rank)
-    site.linear("kv_b_proj", "attn.kv_b", heads * (nope_dim + v_dim), kv_rank, Split.COLUMN, units=heads)
-    site.linear("o_proj", "attn.o", hidden, heads * v_dim, Split.ROW, units=heads, bias=bias)
-
-
 def mlp(
     site: Site,
     *,
@@ -193,7 +152,7 @@ def mlp(
     gated: bool = True,
     bias: bool = False,
     count: int = 1,
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    names: tuple[str, str, str] = GATE_UP_DOWN,
     whole: bool = False,
 ) -> None:
     """A feed-forward block; `count` equal ones when `site` names experts. `names`: gate, up, down in the checkpoint.
@@ -204,45 +163,6 @@ def mlp(
         site.linear(gate, f"{role}.gate", inner, hidden, column, bias=bias, count=count)
     site.linear(up, f"{role}.up", inner, hidden, column, bias=bias, count=count)
     site.linear(down, f"{role}.down", hidden, inner, row, bias=bias, count=count)
-
-
-def moe(
-    site: Site,
-    *,
-    hidden: int,
-    inner: int,
-    experts: int,
-    shared_inner: int = 0,
-    shared_name: str = "shared_experts",
-    shared_gate: str = "",
-    router: str = "gate",
-    router_bias: bool = False,
-    router_dtype: str | None = None,
-    correction: str = "",
-    correction_dtype: str | None = "float32",
-    gated: bool = True,
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-) -> None:
-    """Router, routed experts, shared experts. `site` is the MoE module.
-
-    router_dtype: storage dtype of the router where it differs from the model's (MiniMax-M2, MiMo-V2-Flash: float32).
-    shared_inner: total width of the shared experts (they are one MLP in checkpoints); 0 = none.
-    shared_gate: name of a [1, hidden] gate on the shared experts (Qwen); correction: name of the router's
-    selection bias, kept in float32 by DeepSeek-V3 and its descendants (None = the model's dtype).
-    """
-    site.linear(router, "moe.router", experts, hidden, bias=router_bias, dtype=router_dtype)
-    if correction:
-        site.vector(correction, "moe.router.correction", experts, dtype=correction_dtype)
-    mlp(site.at("experts.*"), hidden=hidden, inner=inner, role="moe.experts", gated=gated, count=experts, names=names)
-    if shared_inner:
-        mlp(site.at(shared_name), hidden=hidden, inner=shared_inner, role="moe.shared", gated=gated)
-    if shared_gate:
-        site.linear(shared_gate, "moe.shared.router", 1, hidden)
-
-
-def record_moe(draft: Draft, moe_facts: Moe) -> None:
-    """The model's routing facts, set once by its first MoE layer."""
-    draft.moe = draft.moe or moe_facts
 
 
 def kv_state(kv_heads: int, k_dim: int, v_dim: int | None = None, *, window: int | None = None) -> State:
@@ -275,67 +195,23 @@ def sparse_latent_state(kv_rank: int, rope_dim: int) -> State:
     return msgspec.structs.replace(plain, entry_bytes=(("float8_e4m3", entry),))
 
 
-def attention_layer(
-    index: int,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    v_dim: int | None = None,
-    ffn: str = "dense",
-    mixer: str = "full",
-    window: int | None = None,
-) -> Layer:
-    """A decoder layer of grouped-query attention; `window` bounds what it attends and what it keeps."""
-    v = head_dim if v_dim is None else v_dim
-    return Layer(
-        index=index,
-        mixer=mixer,
-        ffn=ffn,
-        states=(kv_state(kv_heads, head_dim, v, window=window),),
-        attn_flops_per_pair=2 * heads * (head_dim + v),
-        attends=window,
-    )
-
-
-def mla_layer(index: int, *, heads: int, nope_dim: int, rope_dim: int, v_dim: int, kv_rank: int, ffn: str) -> Layer:
-    """A decoder layer of latent attention. FLOPs are of the expanded heads, as the model defines them."""
-    return Layer(
-        index=index,
-        mixer="mla",
-        ffn=ffn,
-        states=(latent_state(kv_rank, rope_dim),),
-        attn_flops_per_pair=2 * heads * (nope_dim + rope_dim + v_dim),
-    )
-
-
-def layer_norms(
-    site: Site, hidden: int, names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-) -> None:
-    """The hidden-sized norms of a layer; their roles follow their order: norm.input, norm.post_attn, then the name."""
-    for position, name in enumerate(names):
-        role = ("norm.input", "norm.post_attn")[position] if position < 2 else f"norm.{name}"
-        site.vector(name, role, hidden)
-
-
 def attention_heads(
-    draft: Draft, fields: Fields, *, same_kv: bool = False, derived_width: bool = False
+    fields: Fields, hidden: int, *, prefix: str = "", same_kv: bool = False, derived_width: bool = False
 ) -> tuple[int, int, int]:
-    """Heads, key/value heads and head width; recorded in the draft.
+    """Heads, key/value heads and head width, from fields whose names start with `prefix`.
 
     Where a field is absent transformers falls back on the family's class: to as many key/value heads as heads
     (`same_kv`) or to hidden / heads (`derived_width`), else to one model's own number, which would be a guess: refused.
     """
-    heads = fields.integer("num_attention_heads", least=1, most=MAX_HEADS)
-    kv_heads = fields.integer("num_key_value_heads", default=heads if same_kv else None, least=1, most=heads)
-    head_dim = head_width(fields, draft.hidden, heads) if derived_width else width(fields, "head_dim")
+    heads = fields.integer(f"{prefix}num_attention_heads", least=1, most=MAX_HEADS)
+    kv_heads = fields.integer(f"{prefix}num_key_value_heads", default=heads if same_kv else None, least=1, most=heads)
+    head_dim = head_width(fields, hidden, heads) if derived_width else width(fields, f"{prefix}head_dim")
     if heads % kv_heads or head_dim < 1:
         raise InputError(
             f"{heads} attention heads, {kv_heads} key/value heads, head width {head_dim}",
             where=fields.where,
             expected="key/value heads that divide the attention heads",
         )
-    set_heads(draft, heads, kv_heads, head_dim)
     return heads, kv_heads, head_dim
 
 
@@ -350,9 +226,20 @@ def head_width(fields: Fields, hidden: int, heads: int) -> int:
     return width(fields, "head_dim", default=hidden // heads)
 
 
-def with_ffn(layer: Layer, ffn: str) -> Layer:
-    """The layer with another feed-forward kind."""
-    return msgspec.structs.replace(layer, ffn=ffn)
+def expert_counts(
+    fields: Fields, *names: str, per_token: tuple[str, ...] = ("num_experts_per_tok",)
+) -> tuple[int, int]:
+    """Routed experts, and how many of them a token uses."""
+    experts = fields.integer(*names, least=1, most=MAX_EXPERTS)
+    return experts, fields.integer(*per_token, least=1, most=experts)
+
+
+def expert_groups(
+    fields: Fields, experts: int, name: str = "n_group", *, all_unless_stated: bool = False
+) -> tuple[int, int]:
+    """Group-limited routing: groups, and how many a token may use (one, or all, where the config is silent)."""
+    groups = fields.integer(name, default=1, least=1, most=experts)
+    return groups, fields.integer("topk_group", default=groups if all_unless_stated else 1, least=1, most=groups)
 
 
 def set_heads(draft: Draft, heads: int, kv_heads: int, head_dim: int) -> None:

@@ -5,13 +5,17 @@ entries; 128 = heavily compressed attention over every entry. Names, shapes and 
 them; the paper is the model's technical report. `deepseek_ref` is the same config under the reference code's name.
 """
 
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
 from linkwise.model.families.common import Site
-from linkwise.model.types import Layer, Moe, Split, State
+from linkwise.model.families.parts import Experts, Linear, Part, Vector, mtp, norms, stack
+from linkwise.model.types import Layer, Split, State
 
-_EXPERT_NAMES = ("w1", "w3", "w2")
 # A compressed entry takes its own window and, at ratio 4, the one before it.
 _OVERLAPPING = 4
 
@@ -26,27 +30,29 @@ def read(fields: Fields) -> Draft:
     draft.add("embed", "embed", draft.vocab, hidden, split=Split.VOCAB)
     draft.add("head", "head", draft.vocab, hidden, split=Split.VOCAB)
     count = common.layer_count(fields)
-    draft.mtp_layers = fields.integer("num_nextn_predict_layers", default=0, most=common.MAX_LAYERS)
-    ratios = _ratios(fields, count, draft.mtp_layers)
-    attention = _Attention(fields, hidden, draft)
-    experts = _Experts(fields, hidden, draft)
+    depth = fields.integer("num_nextn_predict_layers", default=0, most=common.MAX_LAYERS)
+    ratios = _ratios(fields, count, depth)
+    attention = {ratio: _Attention(fields, hidden, ratio) for ratio in (0, _OVERLAPPING, 128)}
+    draft.notes.append(
+        "KV entries are counted as vLLM and SGLang keep them whatever the KV-cache dtype: FP8 with a bfloat16 "
+        "rotary part and block scales"
+    )
+    scored = _experts(fields, hidden)
+    by_table = _experts(fields, hidden, table=draft.vocab)
     hashed = fields.integer("num_hash_layers", default=0, most=count)
     streams = fields.integer("hc_mult", least=1, most=64)
-    for index in range(count):
-        site = Site(draft, f"layers.{index}", index)
-        _block(site, hidden, attention, experts, ratios[index], hashed=index < hashed, streams=streams)
-        draft.layers.append(attention.layer(index, ratios[index]))
+    after = (*norms(hidden, "attn_norm", "ffn_norm"), _HyperConnections(hidden, streams))
+    layers = [(attention[r], by_table if index < hashed else scored, *after) for index, r in enumerate(ratios)]
+    stack(draft, layers[:count], at="layers")
     draft.add("norm", "norm.final", hidden)
-    _hyper_head(Site(draft, "hc_head"), hidden, streams)
-    for index in range(draft.mtp_layers):
-        site = Site(draft, f"mtp.{index}", count + index, "mtp.")
-        for child in ("enorm", "hnorm"):
-            site.vector(child, f"norm.{child}", hidden)
-        for child in ("e_proj", "h_proj"):
-            site.linear(child, child, hidden, hidden)
-        _block(site, hidden, attention, experts, ratios[count + index], hashed=False, streams=streams)
-        site.vector("norm", "norm.final", hidden)
-        _hyper_head(site.at("hc_head"), hidden, streams)
+    collapse = _HyperHead(hidden, streams)
+    collapse.write(Site(draft, ""))
+    before = (
+        *(Vector(name, f"norm.{name}", hidden) for name in ("enorm", "hnorm")),
+        *(Linear(name, name, hidden, hidden) for name in ("e_proj", "h_proj")),
+    )
+    final = (Vector("norm", "norm.final", hidden), collapse)
+    mtp(draft, [(*before, *parts, *final) for parts in layers[count : count + depth]], at="mtp")
     _storage(draft, fields)
     return draft
 
@@ -70,43 +76,44 @@ def _storage(draft: Draft, fields: Fields) -> None:
         draft.role_schemes["moe.experts"] = "mxfp4"
 
 
-def _block(
-    site: Site,
-    hidden: int,
-    attention: "_Attention",
-    experts: "_Experts",
-    ratio: int,
-    *,
-    hashed: bool,
-    streams: int,
-) -> None:
-    attention.write(site.at("attn"), ratio)
-    experts.write(site.at("ffn"), hashed)
-    common.layer_norms(site, hidden, ("attn_norm", "ffn_norm"))
-    # Hyper-connections (mHC): from the flattened streams, weights to collapse, expand and mix them, in float32.
-    mixes = (2 + streams) * streams
-    for child in ("hc_attn", "hc_ffn"):
-        states.matrix(site, f"{child}_fn", f"norm.{child}", mixes, streams * hidden, dtype="float32")
-        site.vector(f"{child}_base", f"norm.{child}.base", mixes, dtype="float32")
-        site.vector(f"{child}_scale", f"norm.{child}.scale", 3, dtype="float32")
+@dataclass(frozen=True)
+class _HyperConnections(Part):
+    """mHC: from the flattened streams, weights to collapse, expand and mix them, in float32."""
+
+    hidden: int
+    streams: int
+
+    def write(self, site: Site) -> None:
+        mixes = (2 + self.streams) * self.streams
+        for child in ("hc_attn", "hc_ffn"):
+            site.linear(f"{child}_fn", f"norm.{child}", mixes, self.streams * self.hidden, dtype="float32")
+            site.vector(f"{child}_base", f"norm.{child}.base", mixes, dtype="float32")
+            site.vector(f"{child}_scale", f"norm.{child}.scale", 3, dtype="float32")
 
 
-def _hyper_head(site: Site, hidden: int, streams: int) -> None:
-    """The streams' collapse before the head. `site.name` ends in hc_head; the parts are hc_head_fn, _base, _scale."""
-    for part, shape in (("fn", (streams, streams * hidden)), ("base", (streams,)), ("scale", (1,))):
-        role = f"{site.under}norm.hc_head.{part}"
-        site.draft.add(f"{site.name}_{part}", role, *shape, layer=site.layer, dtype="float32")
+@dataclass(frozen=True)
+class _HyperHead(Part):
+    """The streams' collapse before the head, of the model (at the checkpoint's root) or of an MTP layer."""
+
+    hidden: int
+    streams: int
+
+    def write(self, site: Site) -> None:
+        prefix, streams = f"{site.name}." if site.name else "", self.streams
+        for part, shape in (("fn", (streams, streams * self.hidden)), ("base", (streams,)), ("scale", (1,))):
+            role = f"{site.under}norm.hc_head.{part}"
+            site.draft.add(f"{prefix}hc_head_{part}", role, *shape, layer=site.layer, dtype="float32")
 
 
-class _Attention:
+class _Attention(Part):
     """Multi-query attention whose one head is key and value; queries and outputs go through low ranks.
 
     The output projection is block-diagonal: `o_groups` groups of heads, each to `o_lora_rank` features, then one
     projection to the hidden size. A compressed layer makes one entry per `ratio` tokens from gated projections.
     """
 
-    def __init__(self, fields: Fields, hidden: int, draft: Draft) -> None:
-        self.hidden = hidden
+    def __init__(self, fields: Fields, hidden: int, ratio: int) -> None:
+        self.hidden, self.ratio = hidden, ratio
         self.heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
         states.exactly(fields, "num_key_value_heads", 1, default=1)
         self.dim, self.rope = common.width(fields, "head_dim"), common.width(fields, "qk_rope_head_dim")
@@ -120,14 +127,11 @@ class _Attention:
             raise NotUnderstood(
                 f"o_groups {self.groups} for {self.heads} heads, {self.rope} of {self.dim} rotated", where=fields.where
             )
-        draft.mla_latent = self.dim
-        common.set_heads(draft, self.heads, 1, self.dim)
-        draft.notes.append(
-            "KV entries are counted as vLLM and SGLang keep them whatever the KV-cache dtype: FP8 with a bfloat16 "
-            "rotary part and block scales"
-        )
 
-    def write(self, site: Site, ratio: int) -> None:
+    def write(self, site: Site) -> None:
+        site.draft.mla_latent = self.dim
+        common.set_heads(site.draft, self.heads, 1, self.dim)
+        site, ratio = site.at("attn"), self.ratio
         column, heads, outputs = Split.COLUMN, self.heads, self.groups * self.o_rank
         site.linear("wq_a", "attn.q_a", self.q_rank, self.hidden)
         site.vector("q_norm", "attn.q_a_norm", self.q_rank)
@@ -149,16 +153,17 @@ class _Attention:
         width = dim * _series(ratio)
         site.linear("wkv", f"{role}.kv", width, self.hidden)
         site.linear("wgate", f"{role}.gate", width, self.hidden)
-        states.matrix(site, "ape", f"{role}.position.bias", ratio, width, dtype="float32")
+        site.linear("ape", f"{role}.position.bias", ratio, width, dtype="float32")
         site.vector("norm", f"{role}.norm", dim)
 
-    def layer(self, index: int, ratio: int) -> Layer:
+    def facts(self, layer: Layer) -> Layer:
         """What a layer keeps and computes.
 
         An entry: dim FP8 bytes would be elements alone; kept are dim - rope in FP8, rope in bfloat16, one scale byte a
         64 FP8 elements and one of padding: 448 + 2·64 + 8 = 584 bytes for dim 512, 72 beyond the elements.
         A compressor keeps, in float32, the projections and gates of the tokens the next entry will be made of.
         """
+        ratio = self.ratio
         extra = self.rope + (self.dim - self.rope) // 64 + 1
         entry = State(
             name="kv",
@@ -182,10 +187,9 @@ class _Attention:
         sparse = ratio == _OVERLAPPING
         if sparse:
             kept += [states.index_state(self.index_dim, stride=ratio), _buffer(self.index_dim, ratio)]
-        return Layer(
-            index=index,
+        return replace(
+            layer,
             mixer="sparse" if ratio else "sliding",
-            ffn="moe",
             states=tuple(kept),
             attn_flops_per_pair=4 * self.heads * self.dim,
             # Window-only: the window bounds all. Otherwise the window comes on top of one key per `ratio` tokens.
@@ -206,32 +210,30 @@ def _buffer(dim: int, ratio: int) -> State:
     return State(name="compressor", per_token=2 * series * dim, window=series * ratio, dtype="float32")
 
 
-class _Experts:
+@dataclass(frozen=True)
+class _Experts(Experts):
     """Experts beside a shared one. The first layers choose by a table from token id to experts instead of scores."""
 
-    def __init__(self, fields: Fields, hidden: int, draft: Draft) -> None:
-        self.hidden, self.vocab = hidden, draft.vocab
-        self.experts = fields.integer("n_routed_experts", least=1, most=common.MAX_EXPERTS)
-        self.top_k = fields.integer("num_experts_per_tok", least=1, most=self.experts)
-        self.inner = common.width(fields, "moe_intermediate_size")
-        self.shared = fields.integer("n_shared_experts", default=0, most=common.MAX_EXPERTS)
-        draft.moe = Moe(
-            experts=self.experts,
-            top_k=self.top_k,
-            hidden=hidden,
-            intermediate=self.inner,
-            shared_experts=self.shared,
-        )
+    table: int = 0  # tokens in the table, 0 = scores
 
-    def write(self, site: Site, hashed: bool) -> None:
-        site.linear("gate", "moe.router", self.experts, self.hidden)
-        if hashed:
-            states.matrix(site, "gate.tid2eid", "moe.router.table", self.vocab, self.top_k, dtype="int64")
-        else:
-            site.vector("gate.bias", "moe.router.correction", self.experts, dtype="float32")
-        for child, role, inner, count in (
-            ("experts.*", "moe.experts", self.inner, self.experts),
-            ("shared_experts", "moe.shared", self.shared * self.inner, 1),
-        ):
-            if inner:
-                common.mlp(site.at(child), hidden=self.hidden, inner=inner, role=role, count=count, names=_EXPERT_NAMES)
+    def write_router(self, site: Site) -> None:
+        super().write_router(site)
+        if self.table:
+            site.linear("gate.tid2eid", "moe.router.table", self.table, self.top_k, dtype="int64")
+
+
+def _experts(fields: Fields, hidden: int, table: int = 0) -> _Experts:
+    inner = common.width(fields, "moe_intermediate_size")
+    shared = fields.integer("n_shared_experts", default=0, most=common.MAX_EXPERTS)
+    return _Experts(
+        hidden,
+        inner,
+        *common.expert_counts(fields, "n_routed_experts"),
+        shared=shared,
+        shared_inner=shared * inner,
+        correction="" if table else "gate.bias",
+        table=table,
+        name="ffn",
+        names=common.W1_W3_W2,
+        shared_names=common.W1_W3_W2,
+    )

@@ -4,11 +4,13 @@ The mixture-of-experts block stands beside the dense MLP of the same layer, each
 share keys and values between late layers and add a per-layer embedding.
 """
 
-from linkwise.core.errors import NotUnderstood
+from msgspec.structs import replace
+
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
 from linkwise.model.families.common import Site
-from linkwise.model.types import Layer, Moe, Split
+from linkwise.model.families.parts import Dense, Experts, Linear, Part, Vector, decoder, norms
+from linkwise.model.types import Layer, Split
 
 _NORMS = (
     "input_layernorm",
@@ -21,57 +23,43 @@ _MOE_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "p
 
 def read(fields: Fields) -> Draft:
     """A draft from the text section."""
-    draft = common.begin(fields)
-    hidden = common.embedding(draft, fields, tied_default=True)
-    count = common.layer_count(fields)
+    draft, hidden, count = common.start(fields, tied_default=True)
     window = fields.integer("sliding_window", least=1)
-    attention = {kind: _Attention(fields, hidden, kind, window) for kind in ("sliding_attention", "full_attention")}
     kinds = _layer_kinds(fields, count)
     shared = fields.integer("num_kv_shared_layers", default=0, most=count)
     wide = fields.flag("use_double_wide_mlp")
     inner = common.width(fields, "intermediate_size")
-    experts = _Experts(fields, hidden) if fields.flag("enable_moe_block") else None
-    if experts is None:
+    after = (*norms(hidden, *_NORMS), Vector("layer_scalar", "norm.scalar", 1))
+    if fields.flag("enable_moe_block"):
+        after += (_experts(fields, hidden), *(Vector(name, f"norm.{name}", hidden) for name in _MOE_NORMS))
+    else:
         fields.ignore("num_experts", "top_k_experts", "moe_intermediate_size", "expert_intermediate_size")
-    per_layer = _per_layer(draft, fields, hidden, count)
+    after += _per_layer(draft, fields, hidden, count)
     states.exactly(fields, "attention_bias", False, default=False)
     # "vision": images see each other both ways at prefill; no weight, no cache.
     states.exactly(fields, "use_bidirectional_attention", "vision", None)
+    layers: list[tuple[Part, ...]] = []
     for index, kind in enumerate(kinds):
-        site = Site(draft, f"model.layers.{index}", index)
         reuses = index >= count - shared
-        attention[kind].write(site.at("self_attn"), reuses)
-        common.mlp(site.at("mlp"), hidden=hidden, inner=inner * (2 if wide and reuses else 1))
-        common.layer_norms(site, hidden, _NORMS)
-        site.vector("layer_scalar", "norm.scalar", 1)
-        if experts:
-            experts.write(site)
-        if per_layer:
-            site.linear("per_layer_input_gate", "mlp.per_layer.gate", per_layer, hidden)
-            site.linear("per_layer_projection", "mlp.per_layer.up", hidden, per_layer)
-            site.vector("post_per_layer_input_norm", "norm.per_layer", hidden)
-        draft.layers.append(attention[kind].layer(index, "moe" if experts else "dense", reuses))
-    draft.add("model.norm", "norm.final", hidden)
-    for kind in set(kinds):
-        common.set_heads(draft, attention[kind].heads, attention[kind].kv_heads, attention[kind].head_dim)
-    return draft
+        ffn = Dense(hidden, inner * (2 if wide and reuses else 1))
+        layers.append((_Attention(fields, hidden, kind, window, reuses), ffn, *after))
+    return decoder(draft, layers)
 
 
 def _layer_kinds(fields: Fields, count: int) -> list[str]:
-    kinds = fields.sequence("layer_types", count, default=None)
-    if not kinds:
-        kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)]
-    unknown = set(map(str, kinds)) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise NotUnderstood(f"layer_types has {sorted(unknown)}"[:200], where=fields.where)
-    return list(kinds[:count])
+    kinds = common.layer_kinds(fields, count, "sliding_attention", "full_attention")
+    return kinds or ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)]
 
 
-class _Attention:
-    """Attention of one kind of layer. With `attention_k_eq_v` a global layer has no value projection: values are the
-    unrotated keys under another norm, so both are still cached."""
+class _Attention(Part):
+    """Attention of one kind of layer; one that `reuses` takes keys and values from an earlier layer.
 
-    def __init__(self, fields: Fields, hidden: int, kind: str, window: int) -> None:
+    With `attention_k_eq_v` a global layer has no value projection: values are the unrotated keys under another norm, so
+    both are still cached.
+    """
+
+    def __init__(self, fields: Fields, hidden: int, kind: str, window: int, reuses: bool) -> None:
+        self.reuses = reuses
         full = kind == "full_attention"
         self.hidden, self.window = hidden, None if full else window
         self.heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
@@ -84,62 +72,60 @@ class _Attention:
             self.head_dim = wide
             self.kv_heads = few if self.k_is_v else self.kv_heads
 
-    def write(self, site: Site, reuses: bool) -> None:
+    def write(self, site: Site) -> None:
+        common.set_heads(site.draft, self.heads, self.kv_heads, self.head_dim)
+        site = site.at("self_attn")
         heads, dim = self.heads, self.head_dim
         site.linear("q_proj", "attn.q", heads * dim, self.hidden, Split.COLUMN, units=heads)
         site.vector("q_norm", "attn.q_norm", dim)
-        if not reuses:
+        if not self.reuses:
             site.linear("k_proj", "attn.k", self.kv_heads * dim, self.hidden, Split.KV, units=self.kv_heads)
             if not self.k_is_v:
                 site.linear("v_proj", "attn.v", self.kv_heads * dim, self.hidden, Split.KV, units=self.kv_heads)
             site.vector("k_norm", "attn.k_norm", dim)
         site.linear("o_proj", "attn.o", self.hidden, heads * dim, Split.ROW, units=heads)
 
-    def layer(self, index: int, ffn: str, reuses: bool) -> Layer:
-        kept = () if reuses else (common.kv_state(self.kv_heads, self.head_dim, window=self.window),)
-        return Layer(
-            index=index,
+    def facts(self, layer: Layer) -> Layer:
+        kept = () if self.reuses else (common.kv_state(self.kv_heads, self.head_dim, window=self.window),)
+        return replace(
+            layer,
             mixer="sliding" if self.window else "full",
-            ffn=ffn,
             states=kept,
             attn_flops_per_pair=4 * self.heads * self.head_dim,
             attends=self.window,
         )
 
 
-class _Experts:
-    """Router (with a scale per feature and per expert) and experts; the layer's dense MLP plays the shared expert."""
+class _Experts(Experts):
+    """Experts whose router has a scale per feature and per expert; the layer's dense MLP plays the shared expert."""
 
-    def __init__(self, fields: Fields, hidden: int) -> None:
-        self.hidden = hidden
-        self.experts = fields.integer("num_experts", least=1, most=common.MAX_EXPERTS)
-        self.top_k = fields.integer("top_k_experts", least=1, most=self.experts)
-        self.inner = common.width(fields, "moe_intermediate_size", "expert_intermediate_size")
-
-    def write(self, site: Site) -> None:
+    def write_router(self, site: Site) -> None:
         router = site.at("router")
         router.linear("proj", "moe.router", self.experts, self.hidden)
         router.vector("scale", "moe.router.scale", self.hidden)
         router.vector("per_expert_scale", "moe.router.expert_scale", self.experts)
-        experts = site.at("experts.*")
-        common.mlp(experts, hidden=self.hidden, inner=self.inner, role="moe.experts", count=self.experts)
-        for name in _MOE_NORMS:
-            site.vector(name, f"norm.{name}", self.hidden)
-        common.record_moe(
-            site.draft,
-            Moe(experts=self.experts, top_k=self.top_k, hidden=self.hidden, intermediate=self.inner),
-        )
 
 
-def _per_layer(draft: Draft, fields: Fields, hidden: int, count: int) -> int:
-    """The per-layer embedding of the small models; 0 where there is none."""
+def _experts(fields: Fields, hidden: int) -> _Experts:
+    inner = common.width(fields, "moe_intermediate_size", "expert_intermediate_size")
+    counts = common.expert_counts(fields, "num_experts", per_token=("top_k_experts",))
+    return _Experts(hidden, inner, *counts, name="")
+
+
+def _per_layer(draft: Draft, fields: Fields, hidden: int, count: int) -> tuple[Part, ...]:
+    """The per-layer embedding of the small models: what it adds to the model, and the parts it adds to a layer."""
     width = common.width(fields, "hidden_size_per_layer_input", default=256, least=0)
     vocab = fields.integer("vocab_size_per_layer_input", default=262_144, most=common.MAX_VOCAB)
-    if width:
-        draft.add("model.embed_tokens_per_layer", "embed.per_layer", vocab, count * width, split=Split.VOCAB)
-        draft.add("model.per_layer_model_projection", "mlp.per_layer", count * width, hidden)
-        draft.add("model.per_layer_projection_norm", "norm.per_layer", width)
-    return width
+    if not width:
+        return ()
+    draft.add("model.embed_tokens_per_layer", "embed.per_layer", vocab, count * width, split=Split.VOCAB)
+    draft.add("model.per_layer_model_projection", "mlp.per_layer", count * width, hidden)
+    draft.add("model.per_layer_projection_norm", "norm.per_layer", width)
+    return (
+        Linear("per_layer_input_gate", "mlp.per_layer.gate", width, hidden),
+        Linear("per_layer_projection", "mlp.per_layer.up", hidden, width),
+        Vector("post_per_layer_input_norm", "norm.per_layer", hidden),
+    )
 
 
 def vision(top: Fields, draft: Draft) -> None:

@@ -4,49 +4,40 @@ KDA: arXiv 2510.26692. K3's extras (output gates of full rank, experts in a late
 residuals) and its vision tower have the names, shapes and float32 parts its published headers have.
 """
 
+from msgspec.structs import replace
+
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
 from linkwise.model.families.common import Site
+from linkwise.model.families.parts import Dense, Experts, Linear, Mla, Part, Vector, decoder, norms
 from linkwise.model.families.vision import column, row
-from linkwise.model.types import Layer, Moe, Split
-
-# Experts: w1 = gate, w3 = up, w2 = down.
-_EXPERT_NAMES = ("w1", "w3", "w2")
+from linkwise.model.types import Layer, Split
 
 
 def read(fields: Fields) -> Draft:
     """A draft from the text section of either model."""
-    draft = common.begin(fields)
-    hidden = common.embedding(draft, fields)
-    count = common.layer_count(fields)
+    draft, hidden, count = common.start(fields)
     linear = fields.section("linear_attn_config")
     if linear is None:
         raise NotUnderstood("field 'linear_attn_config' is missing", where=fields.where)
     full = _full_layers(linear, count)
-    kda, mla, experts = _Kda(linear, hidden, draft.dtype), _Mla(fields, hidden, draft), _Experts(fields, hidden)
+    kda, mla = (_Kda(linear, hidden, draft.dtype),), _latent(fields, hidden)
     linear.refuse_leftovers()
+    experts, dense = _experts(fields, hidden), Dense(hidden, common.width(fields, "intermediate_size"))
     _considered(fields)
-    dense = fields.integer("first_k_dense_replace", default=1, most=common.MAX_LAYERS)
-    inner = common.width(fields, "intermediate_size")
+    first = fields.integer("first_k_dense_replace", default=1, most=common.MAX_LAYERS)
     residual = fields.integer("attn_res_block_size", default=0, most=common.MAX_LAYERS)
-    for index in range(count):
-        site = Site(draft, f"model.layers.{index}", index)
-        mixer: _Kda | _Mla = mla if index in full else kda
-        mixer.write(site.at("self_attn"))
-        sparse = index >= dense
-        if sparse:
-            experts.write(site.at("block_sparse_moe"))
-        else:
-            common.mlp(site.at("mlp"), hidden=hidden, inner=inner)
-        common.layer_norms(site, hidden)
-        if residual:
-            _residual(site, "self_attention_res", hidden)
-            _residual(site, "mlp_res", hidden)
-        draft.layers.append(mixer.layer(index, "moe" if sparse else "dense"))
-    draft.add("model.norm", "norm.final", hidden)
+    after = norms(hidden)
     if residual:
-        _residual(Site(draft, "model"), "output_attn_res", hidden)
+        after += _residual("self_attention_res", hidden) + _residual("mlp_res", hidden)
+    decoder(
+        draft,
+        [(*(mla if index in full else kda), experts if index >= first else dense, *after) for index in range(count)],
+    )
+    if residual:
+        for part in _residual("output_attn_res", hidden):
+            part.write(Site(draft, "model"))
     # The released checkpoint quantises routed experts alone, though its ignore list names fewer modules than stay.
     states.stays(draft, "moe.latent")
     return draft
@@ -73,13 +64,49 @@ def _considered(fields: Fields) -> None:
     fields.ignore("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "cross_attention_hidden_size")
 
 
-def _residual(site: Site, name: str, hidden: int) -> None:
+def _residual(name: str, hidden: int) -> tuple[Part, ...]:
     """Attention over the residuals of earlier blocks (K3): a norm and one direction that scores each of them."""
-    site.vector(f"{name}_norm", f"norm.{name}", hidden)
-    site.linear(f"{name}_proj", f"norm.{name}.direction", 1, hidden)
+    return (
+        Vector(f"{name}_norm", f"norm.{name}", hidden),
+        Linear(f"{name}_proj", f"norm.{name}.direction", 1, hidden),
+    )
 
 
-class _Kda:
+def _latent(fields: Fields, hidden: int) -> tuple[Part, ...]:
+    """Latent attention without rotation; K3 gates its output."""
+    mla = Mla.of(fields, hidden)
+    states.exactly(fields, "num_key_value_heads", mla.heads, default=mla.heads)
+    if not fields.flag("mla_use_output_gate"):
+        return (mla,)
+    inner = mla.heads * mla.v_dim
+    return mla, Linear("self_attn.g_proj", "attn.gate", inner, hidden, Split.COLUMN, units=mla.heads)
+
+
+def _experts(fields: Fields, hidden: int) -> Experts:
+    """Routed experts (K3: between projections into a latent space), shared experts as one MLP at full width."""
+    routed, top_k = common.expert_counts(
+        fields, "num_experts", per_token=("num_experts_per_token", "num_experts_per_tok")
+    )
+    inner = common.width(fields, "moe_intermediate_size")
+    shared = fields.integer("num_shared_experts", default=0, most=common.MAX_EXPERTS)
+    return Experts(
+        hidden,
+        inner,
+        routed,
+        top_k,
+        groups=common.expert_groups(fields, routed, "num_expert_group"),
+        shared=shared,
+        shared_inner=shared * inner,
+        correction="gate.e_score_correction_bias",
+        latent=common.width(fields, "routed_expert_hidden_size", default=0, least=0),
+        latent_names=("routed_expert_down_proj", "routed_expert_up_proj"),
+        latent_norm="routed_expert_norm" if fields.flag("latent_moe_use_norm") else "",
+        name="block_sparse_moe",
+        names=common.W1_W3_W2,
+    )
+
+
+class _Kda(Part):
     """Kimi delta attention: q, k, v each convolved; a low-rank decay per channel; an output gate."""
 
     def __init__(self, linear: Fields, hidden: int, dtype: str) -> None:
@@ -91,6 +118,7 @@ class _Kda:
         self.inner = self.heads * self.head_dim
 
     def write(self, site: Site) -> None:
+        site = site.at("self_attn")
         column, heads, inner, hidden = Split.COLUMN, self.heads, self.inner, self.hidden
         for child in ("q", "k", "v"):
             site.linear(f"{child}_proj", f"linear.{child}", inner, hidden, column, units=heads)
@@ -119,107 +147,18 @@ class _Kda:
         site.vector("o_norm", "linear.norm", self.head_dim, dtype="float32")
         site.linear("o_proj", "linear.out", hidden, inner, Split.ROW, units=heads)
 
-    def layer(self, index: int, ffn: str) -> Layer:
+    def facts(self, layer: Layer) -> Layer:
         # Three convolutions, kept as one state; the recurrent state is float32 as in the reference kernels.
         channels = 3 * self.inner
-        return Layer(
-            index=index,
+        return replace(
+            layer,
             mixer="linear",
-            ffn=ffn,
             states=(
                 states.conv_state(channels, self.kernel, heads=self.heads, dtype=self.dtype),
                 states.recurrent_state(self.heads, self.head_dim, self.head_dim, dtype="float32"),
             ),
             mixer_flops_per_token=states.conv_flops(channels, self.kernel)
             + states.delta_flops(self.heads, self.head_dim, self.head_dim),
-        )
-
-
-class _Mla:
-    """Latent attention without rotation; K3 gates its output."""
-
-    def __init__(self, fields: Fields, hidden: int, draft: Draft) -> None:
-        self.hidden = hidden
-        self.heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
-        self.q_rank = common.width(fields, "q_lora_rank", default=0, least=0)
-        self.kv_rank = common.width(fields, "kv_lora_rank")
-        self.nope, self.rope = common.width(fields, "qk_nope_head_dim"), common.width(fields, "qk_rope_head_dim")
-        self.v_dim = common.width(fields, "v_head_dim")
-        self.gate = fields.flag("mla_use_output_gate")
-        states.exactly(fields, "num_key_value_heads", self.heads, default=self.heads)
-        draft.mla_latent, draft.mla_rope = self.kv_rank + self.rope, self.rope
-        common.set_heads(draft, self.heads, self.heads, self.nope + self.rope)
-
-    def write(self, site: Site) -> None:
-        common.mla(
-            site,
-            hidden=self.hidden,
-            heads=self.heads,
-            q_rank=self.q_rank,
-            kv_rank=self.kv_rank,
-            nope_dim=self.nope,
-            rope_dim=self.rope,
-            v_dim=self.v_dim,
-        )
-        if self.gate:
-            site.linear("g_proj", "attn.gate", self.heads * self.v_dim, self.hidden, Split.COLUMN, units=self.heads)
-
-    def layer(self, index: int, ffn: str) -> Layer:
-        return common.mla_layer(
-            index,
-            heads=self.heads,
-            nope_dim=self.nope,
-            rope_dim=self.rope,
-            v_dim=self.v_dim,
-            kv_rank=self.kv_rank,
-            ffn=ffn,
-        )
-
-
-class _Experts:
-    """Routed experts (K3: between projections into a latent space), shared experts as one MLP at full width."""
-
-    def __init__(self, fields: Fields, hidden: int) -> None:
-        self.hidden = hidden
-        self.experts = fields.integer("num_experts", least=1, most=common.MAX_EXPERTS)
-        self.top_k = fields.integer("num_experts_per_token", "num_experts_per_tok", least=1, most=self.experts)
-        self.inner = common.width(fields, "moe_intermediate_size")
-        self.shared = fields.integer("num_shared_experts", default=0, most=common.MAX_EXPERTS)
-        self.latent = common.width(fields, "routed_expert_hidden_size", default=0, least=0)
-        self.latent_norm = fields.flag("latent_moe_use_norm")
-        self.groups = fields.integer("num_expert_group", default=1, least=1, most=self.experts)
-        self.top_groups = fields.integer("topk_group", default=1, least=1, most=self.groups)
-
-    def write(self, site: Site) -> None:
-        site.linear("gate", "moe.router", self.experts, self.hidden)
-        site.vector("gate.e_score_correction_bias", "moe.router.correction", self.experts, dtype="float32")
-        if self.latent:
-            site.linear("routed_expert_down_proj", "moe.latent.down", self.latent, self.hidden)
-            site.linear("routed_expert_up_proj", "moe.latent.up", self.hidden, self.latent)
-            if self.latent_norm:
-                site.vector("routed_expert_norm", "moe.latent.norm", self.latent)
-        common.mlp(
-            site.at("experts.*"),
-            hidden=self.latent or self.hidden,
-            inner=self.inner,
-            role="moe.experts",
-            count=self.experts,
-            names=_EXPERT_NAMES,
-        )
-        if self.shared:
-            inner = self.shared * self.inner
-            common.mlp(site.at("shared_experts"), hidden=self.hidden, inner=inner, role="moe.shared")
-        common.record_moe(
-            site.draft,
-            Moe(
-                experts=self.experts,
-                top_k=self.top_k,
-                hidden=self.latent or self.hidden,
-                intermediate=self.inner,
-                shared_experts=self.shared,
-                groups=self.groups,
-                top_groups=self.top_groups,
-            ),
         )
 
 

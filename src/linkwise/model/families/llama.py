@@ -3,8 +3,7 @@
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common
-from linkwise.model.families.common import Site
-from linkwise.model.types import Split
+from linkwise.model.families.parts import Dense, Gqa, Linear, Vector, decoder, mtp, norms
 
 MISTRAL_WINDOW = 4096
 # Defaults of transformers' Qwen2Config and Qwen3Config.
@@ -47,26 +46,8 @@ def read_qwen3_vl(fields: Fields) -> Draft:
 def read_mimo(fields: Fields) -> Draft:
     """MiMo-7B: Qwen2 with an MTP layer of its own shape (vLLM's mimo_mtp.py): norms of token and hidden state, a
     [hidden, 2·hidden] projection, a decoder layer, a final norm; embedding and head are the model's."""
-    draft = read_qwen2(fields)
-    hidden, heads = draft.hidden, draft.heads
-    stack = len(draft.layers)
-    for extra in range(fields.integer("num_nextn_predict_layers", default=0, most=64)):
-        site = Site(draft, f"model.mtp_layers.{extra}", stack + extra, "mtp.")
-        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
-            site.vector(name, f"norm.{name.removesuffix('_layernorm')}", hidden)
-        site.linear("input_proj", "eh_proj", hidden, 2 * hidden)
-        common.layer_norms(site, hidden)
-        common.gqa(
-            site.at("self_attn"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=draft.kv_heads,
-            head_dim=draft.head_dim,
-            bias=fields.flag("attention_bias", default=True),
-        )
-        common.mlp(site.at("mlp"), hidden=hidden, inner=common.width(fields, "intermediate_size"))
-        draft.mtp_layers += 1
-    return draft
+    depth = fields.integer("num_nextn_predict_layers", default=0, most=64)
+    return _dense(fields, bias=fields.flag("attention_bias", "qkv_bias", default=True), switched=True, mtp_layers=depth)
 
 
 def _dense(
@@ -80,41 +61,19 @@ def _dense(
     windowed: bool = True,
     switched: bool = False,
     unstated_window: int | None = None,
+    mtp_layers: int = 0,
 ) -> Draft:
     """windowed: whether the family's config has a sliding window at all (Llama's has none: transformers ignores one);
-    switched, unstated_window: see `windows`."""
-    draft = common.begin(fields)
-    hidden = common.embedding(draft, fields)
-    layers = common.layer_count(fields)
-    heads, kv_heads, head_dim = common.attention_heads(draft, fields, same_kv=same_kv, derived_width=derived_width)
-    inner = common.width(fields, "intermediate_size")
-    mlp_bias = fields.flag("mlp_bias")
-    found = windows(fields, layers, switched=switched, unstated=unstated_window) if windowed else [None] * layers
-    for index, window in enumerate(found):
-        site = Site(draft, f"model.layers.{index}", index)
-        common.layer_norms(site, hidden)
-        common.gqa(
-            site.at("self_attn"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            out_bias=out_bias,
-            qk_norm=qk_norm,
-        )
-        common.mlp(site.at("mlp"), hidden=hidden, inner=inner, bias=mlp_bias)
-        draft.layers.append(
-            common.attention_layer(
-                index,
-                heads=heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                mixer="full" if window is None else "sliding",
-                window=window,
-            )
-        )
-    draft.add("model.norm", "norm.final", hidden, split=Split.NONE)
+    switched, unstated_window: see `windows`; mtp_layers: MiMo's."""
+    draft, hidden, count = common.start(fields)
+    sizes = common.attention_heads(fields, hidden, same_kv=same_kv, derived_width=derived_width)
+    attention = Gqa(hidden, *sizes, bias=bias, out_bias=out_bias, qk_norm=qk_norm)
+    ffn = Dense(hidden, common.width(fields, "intermediate_size"), bias=fields.flag("mlp_bias"))
+    found = windows(fields, count, switched=switched, unstated=unstated_window) if windowed else [None] * count
+    decoder(draft, [(*norms(hidden), attention.within(window), ffn) for window in found])
+    around = [Vector(f"{name}_layernorm", f"norm.{name}", hidden) for name in ("token", "hidden", "final")]
+    joined = Linear("input_proj", "eh_proj", hidden, 2 * hidden)
+    mtp(draft, [(*around, joined, *norms(hidden), attention, ffn)] * mtp_layers, at="model.mtp_layers")
     return draft
 
 
@@ -136,18 +95,14 @@ def windows(fields: Fields, layers: int, *, switched: bool = False, unstated: in
     window = fields.integer("sliding_window", default=0, most=10**9) or None
     if not fields.states("sliding_window"):
         window = unstated
-    types = fields.sequence("layer_types", layers, default=None)
+    types = common.layer_kinds(fields, layers, "full_attention", "sliding_attention")
     first = 0
     if switched:
         first = fields.integer("max_window_layers", default=QWEN_FULL_LAYERS)
         window = qwen_window(fields)
+    if window is None and "sliding_attention" in types:
+        missing = "use_sliding_window is not true" if switched else "sliding_window is missing"
+        raise NotUnderstood(f"layer_types has sliding_attention but {missing}", where=fields.where)
     if types:
-        known = {"full_attention": None, "sliding_attention": window}
-        unknown = sorted({str(t) for t in types[:layers]} - set(known))
-        if unknown:
-            raise NotUnderstood(f"layer_types holds {', '.join(unknown)}"[:200], where=fields.where)
-        if window is None and "sliding_attention" in types:
-            missing = "use_sliding_window is not true" if switched else "sliding_window is missing"
-            raise NotUnderstood(f"layer_types has sliding_attention but {missing}", where=fields.where)
-        return [known[t] for t in types[:layers]]
+        return [window if kind == "sliding_attention" else None for kind in types]
     return [window if index >= first else None for index in range(layers)]

@@ -1,63 +1,34 @@
 """Llama 4's language model: chunked attention in three layers of four, dense and MoE layers interleaved."""
 
-from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common
-from linkwise.model.families.common import Site
-from linkwise.model.types import Moe
+from linkwise.model.families.parts import Dense, Experts, Gqa, decoder, norms
 
 
 def read(fields: Fields) -> Draft:
-    draft = common.begin(fields)
-    hidden = common.embedding(draft, fields)
-    layers = common.layer_count(fields)
-    heads, kv_heads, head_dim = common.attention_heads(draft, fields)
-    inner = common.width(fields, "intermediate_size")
-    dense_inner = common.width(fields, "intermediate_size_mlp")
-    experts = fields.integer("num_local_experts", least=1, most=common.MAX_EXPERTS)
-    top_k = fields.integer("num_experts_per_tok", least=1, most=experts)
+    draft, hidden, count = common.start(fields)
     bias = fields.flag("attention_bias")
+    sizes = common.attention_heads(fields, hidden)
+    attention = Gqa(hidden, *sizes, bias=bias, out_bias=bias, bounded="chunked")
+    dense = Dense(hidden, common.width(fields, "intermediate_size_mlp"), name="feed_forward")
+    inner = common.width(fields, "intermediate_size")
+    experts = Experts(
+        hidden,
+        inner,
+        *common.expert_counts(fields, "num_local_experts"),
+        shared=1,
+        shared_inner=inner,
+        shared_name="shared_expert",
+        router="router",
+        name="feed_forward",
+    )
     fields.ignore("use_qk_norm")  # a norm without weights
-    draft.moe = Moe(experts=experts, top_k=top_k, hidden=hidden, intermediate=inner, shared_experts=1)
-    moe_layers = _moe_layers(fields, layers)
-    for index, chunk in enumerate(_chunks(fields, layers)):
-        site = Site(draft, f"model.layers.{index}", index)
-        common.layer_norms(site, hidden)
-        common.gqa(
-            site.at("self_attn"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            out_bias=bias,
-        )
-        is_moe = index in moe_layers
-        if is_moe:
-            common.moe(
-                site.at("feed_forward"),
-                hidden=hidden,
-                inner=inner,
-                experts=experts,
-                shared_inner=inner,
-                shared_name="shared_expert",
-                router="router",
-            )
-        else:
-            common.mlp(site.at("feed_forward"), hidden=hidden, inner=dense_inner)
-        draft.layers.append(
-            common.attention_layer(
-                index,
-                heads=heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                ffn="moe" if is_moe else "dense",
-                mixer="full" if chunk is None else "chunked",
-                window=chunk,
-            )
-        )
-    draft.add("model.norm", "norm.final", hidden)
-    return draft
+    moe_layers = _moe_layers(fields, count)
+    layers = [
+        (*norms(hidden), attention.within(chunk), experts if index in moe_layers else dense)
+        for index, chunk in enumerate(_chunks(fields, count))
+    ]
+    return decoder(draft, layers)
 
 
 def _moe_layers(fields: Fields, layers: int) -> frozenset[int]:
@@ -73,10 +44,7 @@ def _chunks(fields: Fields, layers: int) -> list[int | None]:
     rope = fields.sequence("no_rope_layers", layers, default=None) or [
         int((i + 1) % interval != 0) for i in range(layers)
     ]
-    types = fields.sequence("layer_types", layers, default=None)
+    types = common.layer_kinds(fields, layers, "chunked_attention", "full_attention")
     if types:
-        unknown = sorted({str(t) for t in types} - {"chunked_attention", "full_attention"})
-        if unknown:
-            raise NotUnderstood(f"layer_types holds {', '.join(unknown)}"[:200], where=fields.where)
-        return [chunk if t == "chunked_attention" else None for t in types[:layers]]
+        return [chunk if t == "chunked_attention" else None for t in types]
     return [chunk if uses else None for uses in rope[:layers]]

@@ -1,155 +1,112 @@
 """MiniMax-M3, text-only and with vision: block-sparse attention chosen by an indexer, experts beside a shared one."""
 
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
 from linkwise.model.families.common import Site
+from linkwise.model.families.parts import Dense, Experts, Gqa, Part, decoder, norms
 from linkwise.model.families.vision import column, row
-from linkwise.model.types import Layer, Moe, Split, State
+from linkwise.model.types import Layer, Split, State
 
 
 def read(fields: Fields) -> Draft:
     """A draft from the text section. Layers are dense or MoE, and full or sparse, by two lists of flags."""
-    draft = common.begin(fields)
-    hidden = common.embedding(draft, fields)
-    count = common.layer_count(fields)
-    attention = _Attention(fields, hidden, draft, count)
-    dense = common.width(fields, "dense_intermediate_size")
-    experts = _Experts(fields, hidden)
-    sparse = _flags(fields, "moe_layer_freq", count, [1] * count)
+    draft, hidden, count = common.start(fields)
+    attention = Gqa(hidden, *common.attention_heads(fields, hidden), qk_norm="head")
+    indexers = _indexers(fields, hidden, count)
+    dense = Dense(hidden, common.width(fields, "dense_intermediate_size"))
+    experts = _experts(fields, hidden)
+    routed = common.layer_flags(fields, "moe_layer_freq", count, [1] * count)
     states.exactly(fields, "attention_output_gate", False, default=False)
     states.exactly(fields, "use_qk_norm", True, default=True)
     states.exactly(fields, "qk_norm_type", "per_head", default="per_head")
     # use_gemma_norm: norms scale by 1 + weight. first_k_dense_replace repeats what moe_layer_freq says.
     fields.ignore("use_gemma_norm", "first_k_dense_replace")
-    for index in range(count):
-        site = Site(draft, f"model.layers.{index}", index)
-        attention.write(site.at("self_attn"), attention.sparse[index])
-        if sparse[index]:
-            experts.write(site.at("block_sparse_moe"))
-        else:
-            common.mlp(site.at("mlp"), hidden=hidden, inner=dense)
-        common.layer_norms(site, hidden)
-        draft.layers.append(attention.layer(index, "moe" if sparse[index] else "dense"))
-    draft.add("model.norm", "norm.final", hidden)
+    ffns = [experts if sparse else dense for sparse in routed]
+    layers = zip(indexers, ffns, strict=True)
+    decoder(draft, [(attention, *indexer, ffn, *norms(hidden)) for indexer, ffn in layers])
     _note_mtp(draft, fields)
     return draft
 
 
-def _flags(fields: Fields, name: str, count: int, default: list[int]) -> list[bool]:
-    values = fields.sequence(name, count, default=default)[:count]
-    if any(v not in (0, 1) for v in values):
-        raise NotUnderstood(f"field {name!r} is {values!r}"[:200], where=fields.where, expected=f"{count} of 0 or 1")
-    return [bool(v) for v in values]
+def _indexers(fields: Fields, hidden: int, count: int) -> "list[tuple[_Indexer, ...]]":
+    """The indexer of each layer that attends sparsely."""
+    none: list[tuple[_Indexer, ...]] = [()] * count
+    section = fields.section("sparse_attention_config")
+    if section is None:
+        return none
+    # Which blocks are always among the chosen: within the top-k, so neither caches nor work change.
+    section.ignore("sparse_init_block", "sparse_local_block", "sparse_score_type")
+    if not section.flag("use_sparse_attention", default=True):
+        section.ignore("sparse_attention_freq", "sparse_num_index_heads", "sparse_index_dim", "sparse_topk_blocks")
+        section.ignore("sparse_block_size", "sparse_disable_index_value")
+        return none
+    sparse = common.layer_flags(section, "sparse_attention_freq", count, [1] * count)
+    heads = section.integer("sparse_num_index_heads", least=1, most=common.MAX_HEADS)
+    dim = common.width(section, "sparse_index_dim")
+    blocks, size = section.integer("sparse_topk_blocks", least=1), section.integer("sparse_block_size", least=1)
+    # With an index value path there would be more projections: M3 disables it in every sparse layer.
+    disabled = common.layer_flags(section, "sparse_disable_index_value", count, [1] * count)
+    if any(s and not d for s, d in zip(sparse, disabled, strict=True)):
+        raise NotUnderstood("sparse layers with index values", where=section.where, expected="disabled")
+    section.refuse_leftovers()
+    indexer = _Indexer(hidden, heads, dim, blocks * size)
+    return [(indexer,) if own else () for own in sparse]
 
 
-class _Attention:
-    """Grouped-query attention; a sparse layer adds index queries (one head a KV head) and one index key a token.
+@dataclass(frozen=True)
+class _Indexer(Part):
+    """What a sparse layer adds: index queries (one head a KV head) and one index key a token.
 
-    A query attends `topk_blocks` blocks of `block_size` keys, its own block among them; block scores are the largest
-    of their keys' scores, so every earlier key is scored.
+    A query attends `attended` keys in blocks, its own block among them; block scores are the largest of their keys'
+    scores, so every earlier key is scored.
     """
 
-    def __init__(self, fields: Fields, hidden: int, draft: Draft, count: int) -> None:
-        self.hidden = hidden
-        self.heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
-        self.kv_heads = fields.integer("num_key_value_heads", least=1, most=common.MAX_HEADS)
-        self.head_dim = common.width(fields, "head_dim")
-        common.set_heads(draft, self.heads, self.kv_heads, self.head_dim)
-        self.sparse = [False] * count
-        section = fields.section("sparse_attention_config")
-        if section is None:
-            return
-        # Which blocks are always among the chosen: within the top-k, so neither caches nor work change.
-        section.ignore("sparse_init_block", "sparse_local_block", "sparse_score_type")
-        if not section.flag("use_sparse_attention", default=True):
-            section.ignore("sparse_attention_freq", "sparse_num_index_heads", "sparse_index_dim", "sparse_topk_blocks")
-            section.ignore("sparse_block_size", "sparse_disable_index_value")
-            return
-        self.sparse = _flags(section, "sparse_attention_freq", count, [1] * count)
-        self.index_heads = section.integer("sparse_num_index_heads", least=1, most=common.MAX_HEADS)
-        self.index_dim = common.width(section, "sparse_index_dim")
-        blocks = section.integer("sparse_topk_blocks", least=1)
-        self.attended = blocks * section.integer("sparse_block_size", least=1)
-        # With an index value path there would be more projections: M3 disables it in every sparse layer.
-        disabled = _flags(section, "sparse_disable_index_value", count, [1] * count)
-        if any(s and not d for s, d in zip(self.sparse, disabled, strict=True)):
-            raise NotUnderstood("sparse layers with index values", where=section.where, expected="disabled")
-        section.refuse_leftovers()
-
-    def write(self, site: Site, sparse: bool) -> None:
-        common.gqa(
-            site,
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            qk_norm="head",
-        )
-        if sparse:
-            heads, dim = self.index_heads, self.index_dim
-            site.linear("index_q_proj", "attn.index.q", heads * dim, self.hidden, Split.KV, units=heads)
-            site.linear("index_k_proj", "attn.index.k", dim, self.hidden)
-            site.vector("index_q_norm", "attn.index.q_norm", dim)
-            site.vector("index_k_norm", "attn.index.k_norm", dim)
-
-    def layer(self, index: int, ffn: str) -> Layer:
-        kv = common.kv_state(self.kv_heads, self.head_dim)
-        pair = 4 * self.heads * self.head_dim
-        if not self.sparse[index]:
-            return Layer(index=index, mixer="full", ffn=ffn, states=(kv,), attn_flops_per_pair=pair)
-        # vLLM's index-key cache is bfloat16 unless told otherwise (indexer_kv_dtype), whatever the KV-cache dtype.
-        keys = State(name="index", per_token=self.index_dim, heads=1, dtype="bfloat16")
-        return Layer(
-            index=index,
-            mixer="sparse",
-            ffn=ffn,
-            states=(kv, keys),
-            attn_flops_per_pair=pair,
-            attends=self.attended,
-            # A dot product a head; the maximum over a block is a comparison a key.
-            index_flops_per_pair=self.index_heads * (2 * self.index_dim + 1),
-        )
-
-
-class _Experts:
-    """Router in float32, experts w1/w3/w2, one shared expert."""
-
-    def __init__(self, fields: Fields, hidden: int) -> None:
-        self.hidden = hidden
-        self.experts = fields.integer("num_local_experts", "n_routed_experts", least=1, most=common.MAX_EXPERTS)
-        self.top_k = fields.integer("num_experts_per_tok", least=1, most=self.experts)
-        self.inner = common.width(fields, "moe_intermediate_size", "intermediate_size")
-        fields.ignore("intermediate_size")
-        self.shared = fields.integer("n_shared_experts", default=0, most=common.MAX_EXPERTS)
-        self.shared_inner = common.width(fields, "shared_intermediate_size", default=self.inner)
-        self.correction = fields.flag("use_routing_bias", default=True)
+    hidden: int
+    heads: int
+    dim: int
+    attended: int
 
     def write(self, site: Site) -> None:
-        states.matrix(site, "gate", "moe.router", self.experts, self.hidden, dtype="float32")
-        if self.correction:
-            site.vector("e_score_correction_bias", "moe.router.correction", self.experts, dtype="float32")
-        common.mlp(
-            site.at("experts.*"),
-            hidden=self.hidden,
-            inner=self.inner,
-            role="moe.experts",
-            count=self.experts,
-            names=("w1", "w3", "w2"),
+        site = site.at("self_attn")
+        site.linear("index_q_proj", "attn.index.q", self.heads * self.dim, self.hidden, Split.KV, units=self.heads)
+        site.linear("index_k_proj", "attn.index.k", self.dim, self.hidden)
+        site.vector("index_q_norm", "attn.index.q_norm", self.dim)
+        site.vector("index_k_norm", "attn.index.k_norm", self.dim)
+
+    def facts(self, layer: Layer) -> Layer:
+        # vLLM's index-key cache is bfloat16 unless told otherwise (indexer_kv_dtype), whatever the KV-cache dtype.
+        keys = State(name="index", per_token=self.dim, heads=1, dtype="bfloat16")
+        return replace(
+            layer,
+            mixer="sparse",
+            states=(*layer.states, keys),
+            attends=self.attended,
+            # A dot product a head; the maximum over a block is a comparison a key.
+            index_flops_per_pair=self.heads * (2 * self.dim + 1),
         )
-        if self.shared:
-            inner = self.shared * self.shared_inner
-            common.mlp(site.at("shared_experts"), hidden=self.hidden, inner=inner, role="moe.shared")
-        common.record_moe(
-            site.draft,
-            Moe(
-                experts=self.experts,
-                top_k=self.top_k,
-                hidden=self.hidden,
-                intermediate=self.inner,
-                shared_experts=self.shared,
-            ),
-        )
+
+
+def _experts(fields: Fields, hidden: int) -> Experts:
+    """Router in float32, experts w1/w3/w2, one shared expert."""
+    inner = common.width(fields, "moe_intermediate_size", "intermediate_size")
+    fields.ignore("intermediate_size")
+    shared = fields.integer("n_shared_experts", default=0, most=common.MAX_EXPERTS)
+    return Experts(
+        hidden,
+        inner,
+        *common.expert_counts(fields, "num_local_experts", "n_routed_experts"),
+        shared=shared,
+        shared_inner=shared * common.width(fields, "shared_intermediate_size", default=inner),
+        router_dtype="float32",
+        correction="e_score_correction_bias" if fields.flag("use_routing_bias", default=True) else "",
+        name="block_sparse_moe",
+        names=common.W1_W3_W2,
+    )
 
 
 def _note_mtp(draft: Draft, fields: Fields) -> None:

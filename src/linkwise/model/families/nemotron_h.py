@@ -3,19 +3,20 @@
 A layer of the config's pattern is a layer here: M = mamba, * = attention, - = MLP, E = MoE.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
 from linkwise.model.families.common import Site
-from linkwise.model.types import Layer, Moe, Split
+from linkwise.model.families.parts import Dense, Experts, Gqa, Part, Vector, mtp, mtp_inputs, stack
+from linkwise.model.types import Layer, Split
 
 _SIGNS = MappingProxyType({"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"})
 _WORDS = MappingProxyType({"linear_attention": "mamba", "full_attention": "attention"})
-# up, down: the gate's name is never used, the MLPs have none.
-_NAMES = ("", "up_proj", "down_proj")
 
 
 def read(fields: Fields) -> Draft:
@@ -32,24 +33,18 @@ def read(fields: Fields) -> Draft:
     depth = fields.integer("num_nextn_predict_layers", default=0, most=common.MAX_LAYERS)
     draft_kinds = _kinds(fields, "mtp_layers_block_type", "mtp_hybrid_override_pattern", default=["attention", "moe"])
     used = set(kinds) | (set(draft_kinds) if depth else set())
-    blocks = {kind: _BLOCKS[kind](fields, hidden, draft) for kind in _BLOCKS if kind in used}
+    blocks = _blocks(fields, hidden, draft.dtype, used)
     _considered(fields, used)
-    for index, kind in enumerate(kinds):
-        site = Site(draft, f"backbone.layers.{index}", index)
-        blocks[kind].write(site.at("mixer"))
-        site.vector("norm", "norm.input", hidden)
-        draft.layers.append(blocks[kind].layer(index))
+    norm = Vector("norm", "norm.input", hidden)
+    stack(draft, [(blocks[kind], norm) for kind in kinds], at="backbone.layers")
     draft.add("backbone.norm_f", "norm.final", hidden)
-    for index in range(depth * len(draft_kinds)):
-        site = Site(draft, f"mtp.layers.{index}", len(kinds) + index, "mtp.")
-        place = index % len(draft_kinds)
-        if place == 0:
-            states.mtp_inputs(site, hidden)
-        blocks[draft_kinds[place]].write(site.at("mixer"))
-        site.vector("norm", "norm.input", hidden)
-        if place == len(draft_kinds) - 1:
-            site.vector("final_layernorm", "norm.final", hidden)
-    draft.mtp_layers = depth
+    if depth:
+        # MTP has a pattern of its own: inputs before its first mixer, a final norm after its last.
+        drafted: list[tuple[Part, ...]] = [(blocks[kind], norm) for kind in draft_kinds]
+        drafted[0] = (*mtp_inputs(hidden), *drafted[0])
+        drafted[-1] = (*drafted[-1], Vector("final_layernorm", "norm.final", hidden))
+        mtp(draft, drafted * depth, at="mtp.layers")
+        draft.mtp_layers = depth
     return draft
 
 
@@ -65,7 +60,7 @@ def _kinds(fields: Fields, listed: str, pattern: str, default: list[str] | None 
     if not isinstance(values, list) or not 0 < len(values) <= common.MAX_LAYERS:
         raise NotUnderstood(f"field {listed!r} is {values!r}"[:200], where=fields.where, expected="a list of layers")
     kinds = [_WORDS.get(str(v), str(v)) for v in values]
-    unknown = set(kinds) - set(_BLOCKS)
+    unknown = set(kinds) - set(_SIGNS.values())
     if unknown:
         raise NotUnderstood(f"layers of kind {sorted(unknown)}"[:200], where=fields.where, expected=" ".join(_SIGNS))
     return kinds
@@ -85,11 +80,11 @@ def _considered(fields: Fields, used: set[str]) -> None:
         fields.ignore("moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size")
 
 
-class _Mamba:
+class _Mamba(Part):
     """Mamba-2: in_proj makes gate, convolved x/B/C and dt; B and C are shared by the heads of a group."""
 
-    def __init__(self, fields: Fields, hidden: int, draft: Draft) -> None:
-        self.hidden, self.dtype = hidden, draft.dtype
+    def __init__(self, fields: Fields, hidden: int, dtype: str) -> None:
+        self.hidden, self.dtype = hidden, dtype
         self.heads = fields.integer("mamba_num_heads", least=1, most=common.MAX_HEADS)
         self.head_dim = common.width(fields, "mamba_head_dim")
         self.state = common.width(fields, "ssm_state_size", "mamba_d_state")
@@ -103,6 +98,7 @@ class _Mamba:
         self.channels = self.inner + 2 * self.groups * self.state
 
     def write(self, site: Site) -> None:
+        site = site.at("mixer")
         column, heads = Split.COLUMN, self.heads
         outputs = self.inner + self.channels + heads
         site.linear("in_proj", "mamba.in", outputs, self.hidden, column, units=heads, bias=self.bias)
@@ -124,12 +120,11 @@ class _Mamba:
         site.vector("norm", "mamba.norm", self.inner, split=column, units=heads)
         site.linear("out_proj", "mamba.out", self.hidden, self.inner, Split.ROW, units=heads, bias=self.bias)
 
-    def layer(self, index: int) -> Layer:
+    def facts(self, layer: Layer) -> Layer:
         # The convolution's B and C parts split by group; engines replicate groups beyond their number.
-        return Layer(
-            index=index,
+        return replace(
+            layer,
             mixer="mamba",
-            ffn="none",
             states=(
                 states.conv_state(self.channels, self.kernel, heads=self.groups, dtype=self.dtype),
                 states.recurrent_state(self.heads, self.head_dim, self.state, dtype=self.ssm_dtype),
@@ -139,95 +134,47 @@ class _Mamba:
         )
 
 
-class _Attention:
+def _attention(fields: Fields, hidden: int) -> Gqa:
     """Grouped-query attention without positions."""
-
-    def __init__(self, fields: Fields, hidden: int, draft: Draft) -> None:
-        self.hidden = hidden
-        self.heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
-        self.kv_heads = fields.integer("num_key_value_heads", least=1, most=common.MAX_HEADS)
-        self.head_dim = common.width(fields, "head_dim", "attention_head_dim", default=max(1, hidden // self.heads))
-        common.set_heads(draft, self.heads, self.kv_heads, self.head_dim)
-
-    def write(self, site: Site) -> None:
-        common.gqa(site, hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim)
-
-    def layer(self, index: int) -> Layer:
-        return common.attention_layer(
-            index, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, ffn="none"
-        )
+    heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
+    kv_heads = fields.integer("num_key_value_heads", least=1, most=common.MAX_HEADS)
+    head_dim = common.width(fields, "head_dim", "attention_head_dim", default=max(1, hidden // heads))
+    return Gqa(hidden, heads, kv_heads, head_dim, name="mixer")
 
 
-class _Mlp:
+def _mlp(fields: Fields, hidden: int) -> Dense:
     """down(relu(up(x))^2)."""
-
-    def __init__(self, fields: Fields, hidden: int, draft: Draft) -> None:
-        self.hidden, self.inner = hidden, common.width(fields, "intermediate_size")
-        self.bias = fields.flag("mlp_bias")
-
-    def write(self, site: Site) -> None:
-        common.mlp(site, hidden=self.hidden, inner=self.inner, gated=False, bias=self.bias, names=_NAMES)
-
-    def layer(self, index: int) -> Layer:
-        return Layer(index=index, mixer="none", ffn="dense")
+    inner, bias = common.width(fields, "intermediate_size"), fields.flag("mlp_bias")
+    return Dense(hidden, inner, bias=bias, gated=False, name="mixer")
 
 
-class _Experts:
+def _experts(fields: Fields, hidden: int) -> Experts:
     """Routed experts, in a latent space where `moe_latent_size` is set; shared expert and router see the full width."""
-
-    def __init__(self, fields: Fields, hidden: int, draft: Draft) -> None:
-        self.hidden = hidden
-        self.experts = fields.integer("n_routed_experts", least=1, most=common.MAX_EXPERTS)
-        self.inner = common.width(fields, "moe_intermediate_size")
-        self.latent = common.width(fields, "moe_latent_size", default=0, least=0)
-        shared = fields.integer("n_shared_experts", default=0, most=common.MAX_EXPERTS)
-        self.shared = shared * common.width(fields, "moe_shared_expert_intermediate_size", default=0, least=0)
-        self.bias = fields.flag("mlp_bias")
-        groups = fields.integer("n_group", default=1, least=1, most=self.experts)
-        common.record_moe(
-            draft,
-            Moe(
-                experts=self.experts,
-                top_k=fields.integer("num_experts_per_tok", least=1, most=self.experts),
-                hidden=self.latent or hidden,
-                intermediate=self.inner,
-                shared_experts=shared,
-                groups=groups,
-                top_groups=fields.integer("topk_group", default=1, least=1, most=groups),
-            ),
-        )
-
-    def write(self, site: Site) -> None:
-        width = self.latent or self.hidden
-        site.linear("gate", "moe.router", self.experts, self.hidden)
-        site.vector("gate.e_score_correction_bias", "moe.router.correction", self.experts, dtype="float32")
-        if self.latent:
-            site.linear("fc1_latent_proj", "moe.latent.down", self.latent, self.hidden, bias=self.bias)
-            site.linear("fc2_latent_proj", "moe.latent.up", self.hidden, self.latent, bias=self.bias)
-        common.mlp(
-            site.at("experts.*"),
-            hidden=width,
-            inner=self.inner,
-            role="moe.experts",
-            gated=False,
-            count=self.experts,
-            names=_NAMES,
-        )
-        if self.shared:
-            common.mlp(
-                site.at("shared_experts"),
-                hidden=self.hidden,
-                inner=self.shared,
-                role="moe.shared",
-                gated=False,
-                bias=self.bias,
-                names=_NAMES,
-            )
-
-    def layer(self, index: int) -> Layer:
-        return Layer(index=index, mixer="none", ffn="moe")
+    routed, top_k = common.expert_counts(fields, "n_routed_experts")
+    shared = fields.integer("n_shared_experts", default=0, most=common.MAX_EXPERTS)
+    return Experts(
+        hidden,
+        common.width(fields, "moe_intermediate_size"),
+        routed,
+        top_k,
+        groups=common.expert_groups(fields, routed),
+        shared=shared,
+        shared_inner=shared * common.width(fields, "moe_shared_expert_intermediate_size", default=0, least=0),
+        shared_bias=fields.flag("mlp_bias"),
+        correction="gate.e_score_correction_bias",
+        latent=common.width(fields, "moe_latent_size", default=0, least=0),
+        latent_names=("fc1_latent_proj", "fc2_latent_proj"),
+        gated=False,
+        name="mixer",
+    )
 
 
-_BLOCKS: Mapping[str, type[_Mamba] | type[_Attention] | type[_Mlp] | type[_Experts]] = MappingProxyType(
-    {"mamba": _Mamba, "attention": _Attention, "mlp": _Mlp, "moe": _Experts}
-)
+def _blocks(fields: Fields, hidden: int, dtype: str, used: set[str]) -> dict[str, Part]:
+    """The kinds of layer in use: the fields of the others may be absent."""
+    writers: dict[str, Callable[[], Part]] = {
+        "mamba": lambda: _Mamba(fields, hidden, dtype),
+        "attention": lambda: _attention(fields, hidden),
+        "mlp": lambda: _mlp(fields, hidden),
+        "moe": lambda: _experts(fields, hidden),
+    }
+    return {kind: write() for kind, write in writers.items() if kind in used}

@@ -2,9 +2,8 @@
 
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
-from linkwise.model.families.common import Site
 from linkwise.model.families.llama import QWEN_FULL_LAYERS, qwen_window
-from linkwise.model.types import Moe
+from linkwise.model.families.parts import Dense, Experts, Gqa, decoder, norms
 
 
 def read(fields: Fields) -> Draft:
@@ -39,52 +38,26 @@ def read_qwen2(fields: Fields) -> Draft:
 
 def _read(fields: Fields, windows: list[int | None], *, bias: bool, out_bias: bool, qk_norm: str, shared: int) -> Draft:
     """windows: of each layer, None where it attends to everything."""
-    draft = common.begin(fields)
-    hidden = common.embedding(draft, fields)
-    heads, kv_heads, head_dim = common.attention_heads(draft, fields, derived_width=True)
-    dense_inner = common.width(fields, "intermediate_size")
-    inner = common.width(fields, "moe_intermediate_size")
-    experts = fields.integer("num_experts", least=1, most=common.MAX_EXPERTS)
-    top_k = fields.integer("num_experts_per_tok", least=1, most=experts)
+    draft, hidden, _ = common.start(fields)
+    sizes = common.attention_heads(fields, hidden, derived_width=True)
+    attention = Gqa(hidden, *sizes, bias=bias, out_bias=out_bias, qk_norm=qk_norm)
+    dense = Dense(hidden, common.width(fields, "intermediate_size"))
+    experts = gated_experts(fields, hidden, shared)
     step = fields.integer("decoder_sparse_step", default=1, least=1, most=common.MAX_LAYERS)
-    dense = common.layer_indices(fields, "mlp_only_layers")
-    draft.moe = Moe(experts=experts, top_k=top_k, hidden=hidden, intermediate=inner, shared_experts=1 if shared else 0)
-    for index, window in enumerate(windows):
-        site = Site(draft, f"model.layers.{index}", index)
-        common.layer_norms(site, hidden)
-        common.gqa(
-            site.at("self_attn"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            out_bias=out_bias,
-            qk_norm=qk_norm,
-        )
-        is_moe = index not in dense and (index + 1) % step == 0
-        if is_moe:
-            common.moe(
-                site.at("mlp"),
-                hidden=hidden,
-                inner=inner,
-                experts=experts,
-                shared_inner=shared,
-                shared_name="shared_expert",
-                shared_gate="shared_expert_gate" if shared else "",
-            )
-        else:
-            common.mlp(site.at("mlp"), hidden=hidden, inner=dense_inner)
-        draft.layers.append(
-            common.attention_layer(
-                index,
-                heads=heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                ffn="moe" if is_moe else "dense",
-                mixer="full" if window is None else "sliding",
-                window=window,
-            )
-        )
-    draft.add("model.norm", "norm.final", hidden)
-    return draft
+    listed = common.layer_indices(fields, "mlp_only_layers")
+    ffns = [experts if i not in listed and (i + 1) % step == 0 else dense for i in range(len(windows))]
+    layers = zip(windows, ffns, strict=True)
+    return decoder(draft, [(*norms(hidden), attention.within(window), ffn) for window, ffn in layers])
+
+
+def gated_experts(fields: Fields, hidden: int, shared: int) -> Experts:
+    """Qwen's experts: beside them, where `shared` is not 0, one shared expert of that width under a gate."""
+    return Experts(
+        hidden,
+        common.width(fields, "moe_intermediate_size"),
+        *common.expert_counts(fields, "num_experts"),
+        shared=1 if shared else 0,
+        shared_inner=shared,
+        shared_name="shared_expert",
+        shared_gate="shared_expert_gate" if shared else "",
+    )

@@ -3,7 +3,6 @@
 from linkwise.core import dtypes
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
-from linkwise.model.families.common import Site
 from linkwise.model.types import State
 
 
@@ -68,22 +67,6 @@ def exactly(fields: Fields, name: str, *allowed: object, default: object = None)
             where=fields.where,
             expected=" or ".join(map(repr, allowed)),
         )
-
-
-def matrix(site: Site, child: str, role: str, outputs: int, inputs: int, *, dtype: str, count: int = 1) -> None:
-    """A projection kept in a dtype of its own, whole on every rank (routers in float32)."""
-    site.draft.add(
-        f"{site.name}.{child}", site.under + role, outputs, inputs, layer=site.layer, dtype=dtype, count=count
-    )
-
-
-def mtp_inputs(
-    site: Site, hidden: int, *, projection: str = "eh_proj", norms: tuple[str, str] = ("enorm", "hnorm")
-) -> None:
-    """What joins the next token's embedding and the last hidden state: two norms, a [hidden, 2·hidden] projection."""
-    for name in norms:
-        site.vector(name, f"norm.{name}", hidden)
-    site.linear(projection, "eh_proj", hidden, 2 * hidden)
 
 
 def stays(draft: Draft, *roles: str) -> None:

@@ -1,12 +1,10 @@
 """Step-3.5/3.7-Flash: sliding layers with more query heads than full ones, a gate per head, experts stored stacked."""
 
-from typing import Any
-
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
-from linkwise.model.families.common import Site
-from linkwise.model.types import Layer, Moe, Split
+from linkwise.model.families.parts import Dense, Experts, Gqa, Linear, Part, Vector, decoder, mtp, mtp_inputs, norms
+from linkwise.model.types import Split
 
 # Sliding layers of the released checkpoints (attention_other_setting): 96 query heads beside 64 in full layers.
 _RELEASED_SLIDING_HEADS = 96
@@ -15,56 +13,38 @@ _RELEASED_SHAPE = (("hidden_size", 4096), ("num_attention_heads", 64), ("num_hid
 
 def read(fields: Fields) -> Draft:
     """A draft from the text section, or from an abbreviated config that has its fields at the top."""
-    draft = common.begin(fields)
-    hidden = common.embedding(draft, fields)
-    count = common.layer_count(fields)
+    draft, hidden, count = common.start(fields)
     depth = fields.integer("num_nextn_predict_layers", default=0, most=common.MAX_LAYERS)
     kinds = _layer_kinds(draft, fields, count, depth)
     sparse = _sparse(fields, count)
     window = fields.integer("sliding_window", least=1)
     heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
-    full = _Attention(fields, hidden, heads)
-    local = _Attention(fields, hidden, _sliding_heads(draft, fields, heads), window)
-    inner = common.width(fields, "intermediate_size")
-    experts = _Experts(fields, hidden)
+    mixers = {
+        "full_attention": _attention(fields, hidden, heads),
+        "sliding_attention": _attention(fields, hidden, _sliding_heads(draft, fields, heads), window),
+    }
+    experts, dense = _experts(fields, hidden), Dense(hidden, common.width(fields, "intermediate_size"))
     _considered(draft, fields)
-    for index in range(count):
-        site = Site(draft, f"model.layers.{index}", index)
-        attention = local if kinds[index] == "sliding_attention" else full
-        attention.write(site.at("self_attn"))
-        if index in sparse:
-            experts.write(site)
-        else:
-            common.mlp(site.at("mlp"), hidden=hidden, inner=inner)
-        common.layer_norms(site, hidden)
-        draft.layers.append(attention.layer(index, "moe" if index in sparse else "dense"))
-    draft.add("model.norm", "norm.final", hidden)
-    for attention in (full, local):
-        common.set_heads(draft, attention.heads, attention.kv_heads, attention.head_dim)
+    layers = [
+        (*mixers[kind], experts if index in sparse else dense, *norms(hidden)) for index, kind in enumerate(kinds)
+    ]
+    decoder(draft, layers[:count])
     # Each MTP layer has a dense MLP and a head of its own.
-    draft.mtp_layers = depth
-    for index in range(count, count + depth):
-        site = Site(draft, f"model.layers.{index}", index, "mtp.")
-        states.mtp_inputs(site, hidden)
-        attention = local if kinds[index] == "sliding_attention" else full
-        attention.write(site.at("self_attn"))
-        common.mlp(site.at("mlp"), hidden=hidden, inner=inner)
-        common.layer_norms(site, hidden)
-        site.vector("transformer.shared_head.norm", "norm.final", hidden)
-        site.linear("transformer.shared_head.output", "head", draft.vocab, hidden, Split.VOCAB)
+    head = (
+        Vector("transformer.shared_head.norm", "norm.final", hidden),
+        Linear("transformer.shared_head.output", "head", draft.vocab, hidden, Split.VOCAB),
+    )
+    mtp(draft, [(*mtp_inputs(hidden), *parts, *head) for parts in layers[count : count + depth]])
     return draft
 
 
 def _layer_kinds(draft: Draft, fields: Fields, count: int, depth: int) -> list[str]:
     """Kinds of the layers and, after them, of the MTP layers, which abbreviated lists leave out."""
-    kinds: list[Any] = fields.sequence("layer_types", count)
-    unknown = set(map(str, kinds)) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise NotUnderstood(f"layer_types has {sorted(unknown)}"[:200], where=fields.where)
-    if len(kinds) < count + depth:
-        draft.notes.append("layer_types stops before the MTP layers: they are taken as sliding, as released ones are")
-        kinds = [*kinds[:count], *["sliding_attention"] * depth]
-    return kinds
+    known = ("full_attention", "sliding_attention")
+    if len(fields.sequence("layer_types", count)) >= count + depth:
+        return common.layer_kinds(fields, count + depth, *known)
+    draft.notes.append("layer_types stops before the MTP layers: they are taken as sliding, as released ones are")
+    return [*common.layer_kinds(fields, count, *known), *["sliding_attention"] * depth]
 
 
 def _sliding_heads(draft: Draft, fields: Fields, heads: int) -> int:
@@ -114,67 +94,36 @@ def _considered(draft: Draft, fields: Fields) -> None:
         )
 
 
-class _Attention:
+def _attention(fields: Fields, hidden: int, heads: int, window: int | None = None) -> tuple[Part, ...]:
     """Grouped-query attention with per-head norms and one gate a head."""
-
-    def __init__(self, fields: Fields, hidden: int, heads: int, window: int | None = None) -> None:
-        self.hidden, self.heads, self.window = hidden, heads, window
-        self.kv_heads = fields.integer("num_key_value_heads", "num_attention_groups", least=1, most=common.MAX_HEADS)
-        self.head_dim = common.width(fields, "head_dim")
-
-    def write(self, site: Site) -> None:
-        common.gqa(
-            site,
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            qk_norm="head",
-        )
-        site.linear("g_proj", "attn.gate", self.heads, self.hidden, Split.COLUMN, units=self.heads)
-
-    def layer(self, index: int, ffn: str) -> Layer:
-        return common.attention_layer(
-            index,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            ffn=ffn,
-            mixer="sliding" if self.window else "full",
-            window=self.window,
-        )
+    kv_heads = fields.integer("num_key_value_heads", "num_attention_groups", least=1, most=common.MAX_HEADS)
+    head_dim = common.width(fields, "head_dim")
+    return (
+        Gqa(hidden, heads, kv_heads, head_dim, qk_norm="head", window=window),
+        Linear("self_attn.g_proj", "attn.gate", heads, hidden, Split.COLUMN, units=heads),
+    )
 
 
-class _Experts:
+def _experts(fields: Fields, hidden: int) -> Experts:
     """Router with a selection bias, experts stored as one stacked tensor a projection, one shared expert."""
-
-    def __init__(self, fields: Fields, hidden: int) -> None:
-        self.hidden = hidden
-        self.experts = fields.integer(
-            "num_experts", "moe_num_experts", "n_routed_experts", least=1, most=common.MAX_EXPERTS
-        )
-        self.top_k = fields.integer("num_experts_per_tok", "moe_top_k", least=1, most=self.experts)
-        self.inner = common.width(fields, "moe_intermediate_size")
-        self.shared = common.width(fields, "share_expert_dim", "share_expert_dims", default=0, least=0)
-        self.correction = fields.flag("use_moe_router_bias", default=True)
-        # The shared expert is one MLP of share_expert_dim.
-        states.exactly(fields, "n_shared_experts", 1, default=1)
-
-    def write(self, site: Site) -> None:
-        experts = site.at("moe")
-        experts.linear("gate", "moe.router", self.experts, self.hidden)
-        if self.correction:
-            experts.vector("router_bias", "moe.router.correction", self.experts, dtype="float32")
-        common.mlp(experts, hidden=self.hidden, inner=self.inner, role="moe.experts", count=self.experts)
-        if self.shared:
-            common.mlp(site.at("share_expert"), hidden=self.hidden, inner=self.shared, role="moe.shared")
-        common.record_moe(
-            site.draft,
-            Moe(
-                experts=self.experts,
-                top_k=self.top_k,
-                hidden=self.hidden,
-                intermediate=self.inner,
-                shared_experts=1 if self.shared else 0,
-            ),
-        )
+    # The shared expert is one MLP of share_expert_dim, beside the module of the others.
+    states.exactly(fields, "n_shared_experts", 1, default=1)
+    shared = common.width(fields, "share_expert_dim", "share_expert_dims", default=0, least=0)
+    return Experts(
+        hidden,
+        common.width(fields, "moe_intermediate_size"),
+        *common.expert_counts(
+            fields,
+            "num_experts",
+            "moe_num_experts",
+            "n_routed_experts",
+            per_token=("num_experts_per_tok", "moe_top_k"),
+        ),
+        shared=1 if shared else 0,
+        shared_inner=shared,
+        router="moe.gate",
+        correction="moe.router_bias" if fields.flag("use_moe_router_bias", default=True) else "",
+        name="",
+        routed="moe",
+        shared_name="share_expert",
+    )
