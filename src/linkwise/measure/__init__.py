@@ -1,0 +1,1 @@
+"""What does the hardware really do? Calibration, rehearsal, pre-flight, and a cluster on one machine."""

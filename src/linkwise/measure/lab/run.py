@@ -1,0 +1,146 @@
+"""The door of the lab: start its keeper in namespaces of its own, pass it the job, take its answer.
+
+Network, mount, process and (without root) user namespaces are new for each run. So nothing a lab does is seen outside,
+two labs never meet, and nothing can be left over: when the keeper ends (by itself, because this process closed or lost
+the pipe to it, or killed), the kernel ends all its processes and removes all its links.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from typing import IO
+
+import msgspec
+
+from linkwise.core.errors import InputError
+from linkwise.core.schema import Frozen
+from linkwise.measure.lab.counters import LinkCount
+from linkwise.measure.lab.job import Job, Outcome, RankEnd
+from linkwise.measure.lab.topology import Wiring
+
+LAB_SCHEMA = "linkwise.lab/1"
+_TOOLS = {"unshare": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2", "tee": "coreutils"}
+MOST_S = 86_400.0
+
+
+class LabUnavailable(InputError):
+    """This machine cannot build a lab; the message says what is missing."""
+
+
+class LabResult(Frozen, frozen=True, kw_only=True):
+    """How a run ended. links: every directed link, in the order of the wiring; seconds: from the first rank's start to
+    the last one's end."""
+
+    schema: str = LAB_SCHEMA
+    scale: float
+    ranks: tuple[RankEnd, ...]
+    links: tuple[LinkCount, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Every rank ended with exit code 0."""
+        return all(rank.code == 0 for rank in self.ranks)
+
+
+def missing() -> str:
+    """What this machine lacks for a lab, in words; empty when a lab can be built."""
+    if sys.platform != "linux":
+        return f"network namespaces are Linux's, this is {sys.platform}"
+    path = _path()
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool, path=path) is None:
+            return f"the command {tool} (package {package})"
+    probe = (*_unshare(), "ip", "link", "add", "lwa", "type", "veth", "peer", "name", "lwb")
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed words
+            probe, capture_output=True, text=True, timeout=20, check=False, env=os.environ | {"PATH": path}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"namespaces: {error}"
+    if done.returncode:
+        how = "as root" if os.geteuid() == 0 else "in a user namespace (root needs none)"
+        return f"veth pairs in new namespaces, tried {how}: {' '.join(done.stderr.split())[:200]}"
+    return ""
+
+
+def run_lab(
+    wiring: Wiring,
+    command: tuple[str, ...],
+    *,
+    timeout_s: float = 600.0,
+    stdout: IO[str] | IO[bytes] | int | None = None,
+    stderr: IO[str] | IO[bytes] | int | None = None,
+) -> LabResult:
+    """Build a lab, run a command once a rank in it, and take it down.
+
+    stdout, stderr: where the ranks' lines go, each with `[rank N] ` before it; as for subprocess.Popen, no pipes.
+    Raises LabUnavailable, InputError for a command that does not exist; a rank that fails or does not end is in the
+    result. KeyboardInterrupt passes through once everything is down.
+    """
+    if not 0 < timeout_s <= MOST_S:
+        raise InputError(f"{timeout_s:g} s", where="lab timeout", expected=f"above 0, at most {MOST_S:g} s")
+    if not command or shutil.which(command[0]) is None:
+        raise InputError(f"{command[0] if command else ''!r}", where="lab", expected="a command that can be run")
+    if lack := missing():
+        raise LabUnavailable(f"missing here: {lack}", where="lab", expected="Linux, namespaces, iproute2")
+    answer, reply = os.pipe()
+    try:
+        keeper = subprocess.Popen(  # noqa: S603 - an argument list of our own
+            (*_unshare(), sys.executable, "-P", "-m", "linkwise.measure.lab.inside"),
+            stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=(reply,),
+            # Ctrl-C reaches this process alone; the keeper learns of it by its leash, and lets the ranks end well.
+            start_new_session=True, env=os.environ | {"PATH": _path()},
+        )  # fmt: skip
+    except OSError as error:
+        os.close(answer)
+        raise LabUnavailable(f"namespaces: {error}", where="lab") from None
+    finally:
+        os.close(reply)
+    job = Job(wiring=wiring, command=command, timeout_s=timeout_s, answer=reply)
+    with os.fdopen(answer, "rb") as source:
+        try:
+            assert keeper.stdin is not None  # noqa: S101 - asked for above
+            keeper.stdin.write(msgspec.json.encode(job) + b"\n")
+            keeper.stdin.flush()
+            text = source.read()
+        except BrokenPipeError:
+            text = b""
+        finally:
+            _let_go(keeper)
+    if not text:
+        raise InputError(f"its keeper ended early, exit code {keeper.returncode}", where="lab", expected="an answer")
+    outcome = msgspec.json.decode(text, type=Outcome)
+    if outcome.error:
+        raise LabUnavailable(f"cannot be built: {outcome.error}", where="lab")
+    rates = wiring.rates
+    links = tuple(
+        LinkCount(src=src, dst=dst, rate_Bps=rate, bytes=count[0], packets=count[1])
+        for (src, dst), rate in rates.items()
+        for count in (outcome.counts[f"{src}>{dst}"],)
+    )
+    return LabResult(scale=wiring.scale, ranks=outcome.ranks, links=links, seconds=outcome.seconds)
+
+
+def _let_go(keeper: "subprocess.Popen[bytes]") -> None:
+    """Close the leash and wait until nothing of the lab is left."""
+    assert keeper.stdin is not None  # noqa: S101 - a pipe
+    with contextlib.suppress(BrokenPipeError):
+        keeper.stdin.close()
+    try:
+        keeper.wait(15)
+    except subprocess.TimeoutExpired:
+        keeper.kill()  # unshare's child, process 1 of the lab, is killed with it
+        keeper.wait()
+
+
+def _unshare() -> tuple[str, ...]:
+    own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    return ("unshare", *own, "--net", "--mount", "--pid", "--fork", "--kill-child")
+
+
+def _path() -> str:
+    """Where the tools are: users other than root often lack the sbin folders."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])

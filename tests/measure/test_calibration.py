@@ -1,0 +1,206 @@
+"""The calibration file, and what it changes: constants, prediction, placement and link loads alike."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.plan.handmade import cluster
+
+import linkwise
+from linkwise.cluster.links import links, measured_share
+from linkwise.cluster.presets import shorthand
+from linkwise.cluster.types import Cluster, Tier
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.measure.calibration import (
+    Calibration,
+    KindFit,
+    LinkFit,
+    TierFit,
+    Value,
+    apply,
+    constants,
+    dump,
+    load,
+    parse,
+)
+from linkwise.plan.collective_time import collective_time
+from linkwise.plan.placement import place
+from linkwise.plan.time import group_span
+from linkwise.plan.types import Op
+
+
+def made(
+    c: Cluster, *, link: str = "nvlink", links: dict[str, LinkFit] | None = None, library="nccl 2.27"
+) -> Calibration:
+    """A calibration of islands: 20 us + 2 us a step, 50 %; all-gather 30 us and 25 %."""
+    gather = KindFit(
+        base_us=Value(value=30), step_us=Value(value=0), efficiency=Value(value=0.25), residual=0, points=9
+    )
+    tier = TierFit(
+        link=link, base_us=Value(value=20, error=0.5), step_us=Value(value=2, error=0.1), efficiency=Value(value=0.5),
+        residual=0.03, points=18, launch_us=15, kinds={"all_gather": gather},
+    )  # fmt: skip
+    return Calibration(
+        made="2026-11-29T21:00Z", library=library, source="by hand", cluster=c.name,
+        accelerator=c.accelerator.name, nodes=c.nodes, devices_per_node=c.devices_per_node, ranks=4,
+        tiers={"island": tier}, links=links or {},
+    )  # fmt: skip
+
+
+SLOW = LinkFit(Bps=Value(value=45e9, error=1e9), usual_Bps=225e9, latency_us=9)
+
+
+def test_a_file_and_back() -> None:
+    c = cluster(1, 4)
+    found = made(c, links={"d1>island0": SLOW})
+    text = dump(found)
+    assert text.startswith("schema: linkwise.calibration/1\n")
+    assert parse(text, where="c.yaml") == found
+
+
+def test_the_planner_takes_its_figures() -> None:
+    """By hand, 4 ranks, 8 MiB: all-reduce 20 + 2 x 6 us + 1.5 S / 225 GB/s; all-gather 30 us + 0.75 S / 112.5 GB/s."""
+    c = apply(made(cluster(1, 4)), cluster(1, 4))
+    S = 8 * 2**20
+    reduce = collective_time("all_reduce", S, 4, 1, c)
+    assert reduce.seconds == pytest.approx(32e-6 + 1.5 * S / 225e9)
+    assert not reduce.extrapolated
+    gather = collective_time("all_gather", S, 4, 1, c)
+    assert gather.seconds == pytest.approx(30e-6 + 0.75 * S / 112.5e9)
+    # A kind without figures of its own: those of all kinds.
+    scatter = collective_time("reduce_scatter", S, 4, 1, c)
+    assert scatter.seconds == pytest.approx(26e-6 + 0.75 * S / 225e9)
+    # A call that is waited for ends no sooner than its launch: 20 + 15 us, 2 us a step.
+    assert collective_time("all_reduce", 8, 4, 1, c, mode="eager").seconds == pytest.approx(47e-6)
+
+
+def test_the_label_says_what_and_when_and_every_figure_its_source() -> None:
+    base = cluster(1, 4).constants
+    found = constants(made(cluster(1, 4)), base, "c.yaml")
+    assert found.label == "nccl 2.27 on 4 ranks of hand, 2026-11-29T21:00Z"
+    assert "18 calls" in found.sources["latency_us.nccl.island"]
+    assert "c.yaml" in found.sources["link_efficiency.nvlink"]
+    assert found.latency("eager", Tier.ISLAND) == (35.0, 2.0)
+    assert found.hbm_efficiency == base.hbm_efficiency, "what was not measured stays"
+
+
+def test_another_library_takes_the_librarys_place_under_its_own_name_too() -> None:
+    found = constants(made(cluster(1, 4), library="gloo (torch 2)"), cluster(1, 4).constants)
+    assert found.latency_us["gloo.island"] == found.latency_us["nccl.island"] == (20.0, 2.0)
+    assert "gloo is this machine's library" in found.sources["latency_us.nccl.island"]
+
+
+def degraded(devices: int = 4) -> Cluster:
+    c = cluster(1, devices)
+    return apply(made(c, links={"d1>island0": SLOW}), c)
+
+
+def test_one_slow_link_slows_the_groups_that_cross_it() -> None:
+    """45 of 225 GB/s: a fifth for every group with device 1, all for the others."""
+    c = degraded()
+    assert measured_share(c, (0, 1, 2, 3)) == pytest.approx(0.2)
+    assert measured_share(c, (0, 2, 3)) == 1.0
+    assert group_span((0, 1), c).share == pytest.approx(0.2)
+    (one,) = [link for link in links(c) if (link.src, link.dst) == ("d1", "island0")]
+    assert (one.effective_Bps, one.spec_Bps) == (45e9, 450e9)
+    assert "measured" in one.source
+
+
+def test_one_slow_link_changes_the_placement() -> None:
+    """Two ranks on four devices: naive order takes devices 0 and 1, the slow one among them."""
+    op = Op(
+        kind="all_reduce", role="mlp.out", group="tp", size=2, S_bytes=2**24, repeat=10, stage=0, dtype="bfloat16",
+        tokens=1, algorithm="ring", useful_recv_bytes=2**23, wire_sent_bytes=2**24, wire_recv_bytes=2**24,
+    )  # fmt: skip
+    healthy = place(Layout(tp=2), cluster(1, 4), {"decode": (op,)}, {"decode": 1.0}, replicas=1)
+    assert healthy.rank_grid == ((0, 1),)
+    found = place(Layout(tp=2), degraded(), {"decode": (op,)}, {"decode": 1.0}, replicas=1)
+    assert 1 not in found.rank_grid[0]
+    # 16 MiB over 45 instead of 225 GB/s, beside 24 us of latency (20 + 2 x 2 us).
+    assert found.naive_seconds == pytest.approx(10 * (24e-6 + 2**24 / 45e9))
+    assert found.seconds == pytest.approx(10 * (24e-6 + 2**24 / 225e9))
+
+
+def test_a_slow_nic_counts_for_its_group_between_nodes_only() -> None:
+    c = cluster(2, 4)
+    slow = replace(c, constants=replace(c.constants, link_Bps={"n1.nic2>rail2": 10e9}))
+    assert measured_share(slow, (2, 6)) == pytest.approx(0.2)  # 10 of 50 GB/s
+    assert measured_share(slow, (1, 5)) == 1.0
+    assert measured_share(slow, (4, 5, 6, 7)) == 1.0
+    assert measured_share(slow, tuple(range(8))) == pytest.approx(0.2)
+
+
+def test_inside_a_node_a_slow_port_counts_as_far_as_it_is_slower_than_the_nics() -> None:
+    """A ring over two nodes of four pools four NICs of 50 GB/s: a port of 100 GB/s halves it, one of 300 does not."""
+    c = cluster(2, 4)
+    for rate, share in ((100e9, 0.5), (300e9, 1.0)):
+        slow = replace(c, constants=replace(c.constants, link_Bps={"d1>island0": rate}))
+        assert measured_share(slow, tuple(range(8))) == pytest.approx(min(share, 1.0))
+
+
+def test_plan_and_fit_take_the_file(tmp_path: Path) -> None:
+    c = shorthand("4xh100-sxm")
+    path = tmp_path / "c.yaml"
+    path.write_text(dump(made(c, link="nvlink4", links={"d3>island0": SLOW})))
+    settings = {"isl": 1000, "osl": 100, "tp": 2}
+    plain = linkwise.plan("llama-3.1-8b", on=c, **settings)
+    found = linkwise.plan("llama-3.1-8b", on=c, calibration=str(path), **settings)
+    assert found.calibration == "nccl 2.27 on 4 ranks of 4xh100-sxm, 2026-11-29T21:00Z"
+    assert plain.calibration == "uncalibrated"
+    assert found.cluster.constants.link_Bps == {"d3>island0": 45e9}, "the plan file carries it"
+    loads = linkwise.traffic(found).links
+    assert {load.effective_Bps for load in loads if load.name == "d3>island0"} <= {45e9}
+    fits = linkwise.fit("llama-3.1-8b", on=c, calibration=str(path), tp=2)
+    assert fits.cluster.constants.label == found.calibration
+    again = tmp_path / "plan.json"
+    linkwise.save(found, again)
+    assert linkwise.load(again) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "linkwise.plan/1"}, "field schema: 'linkwise.plan/1'; expected linkwise.calibration/1"),
+        ({"tiers": {"galaxy": "{}"}}, "tiers"),
+        ({"extra": 1}, "unknown field `extra`"),
+        ({"ranks": "many"}, "field ranks"),
+    ],
+)
+def test_files_that_are_none_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    lines = {"schema": "linkwise.calibration/1", "made": "now", "library": "nccl", "source": "x", "cluster": "c"}
+    lines |= {"accelerator": "hand", "nodes": 1, "devices_per_node": 4, "ranks": 4, "tiers": "{}"} | change
+    path = tmp_path / "c.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in lines.items()))
+    with pytest.raises(InputError) as caught:
+        load(str(path))
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_figures_that_cannot_be_are_refused() -> None:
+    good = dump(made(cluster(1, 4), links={"d1>island0": SLOW}))
+    for before, after, words in (
+        ("efficiency: {value: 0.5,", "efficiency: {value: 1.5,", "efficiency is 1.5"),
+        ("base_us: {value: 20,", "base_us: {value: -1,", "base_us is -1"),
+        ("Bps: {value: 45000000000.0,", "Bps: {value: 0,", "Bps is 0"),
+        ("all_gather:", "all_shout:", "unknown kind 'all_shout'"),
+        ("island:", "galaxy:", "unknown tier"),
+    ):
+        assert before in good
+        with pytest.raises(InputError, match=words):
+            parse(good.replace(before, after, 1), where="c.yaml")
+
+
+def test_a_calibration_of_other_hardware_is_refused() -> None:
+    c = cluster(1, 4)
+    other = replace(c, accelerator=replace(c.accelerator, name="other"))
+    with pytest.raises(InputError, match="measured on hand; expected a calibration of other"):
+        apply(made(c), other)
+    with pytest.raises(InputError, match="tier island is pcie; expected nvlink"):
+        apply(made(c, link="pcie"), c)
+    with pytest.raises(InputError, match="single links were measured on 1 nodes of 4"):
+        apply(made(c, links={"d1>island0": SLOW}), cluster(2, 4))
+    with pytest.raises(InputError, match="no link 'd9>island0'"):
+        apply(made(c, links={"d9>island0": SLOW}), c)
+    assert apply(made(c), cluster(2, 4)).constants.label.startswith("nccl"), "kinds of link hold on a larger cluster"
