@@ -69,6 +69,12 @@ def test_distinct_nodes_by_enumeration():
     assert distinct_nodes(2, 4, 2) == pytest.approx(10 / 6)
 
 
-def test_distinct_nodes_capped_by_group_limited_routing():
+def test_group_limited_routing_by_enumeration():
+    # 4 groups of 2 experts, a token draws 2 groups and then 2 of their 4 experts; 2 nodes of 2 groups. Of the 6 pairs
+    # of groups, 2 lie on one node; in the other 4 the 2 experts are of one group (2 of 6 pairs) or of both.
+    assert distinct_nodes(2, 8, 2, 4, 2) == pytest.approx((2 * 1 + 4 * (2 * 1 + 4 * 2) / 6) / 6)
+
+
+def test_group_limited_routing_never_spans_more_nodes_than_groups():
     assert distinct_nodes(8, 256, 8) == pytest.approx(8 * (1 - math.comb(224, 8) / math.comb(256, 8)))
-    assert distinct_nodes(8, 256, 8, 4) == 4
+    assert distinct_nodes(8, 256, 8, 8, 4) <= 4

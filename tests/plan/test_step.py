@@ -195,7 +195,12 @@ def test_vllm_with_expert_parallel_gathers_over_the_stage():
     assert "moe.out" not in found
 
 
-@pytest.mark.parametrize(("exchange", "share"), [("all_to_all", 1.0), ("all_to_all_node", 2 * (1 - 70 / 1820) / 4)])
+# Node kernel, 2 nodes of 2 ranks, 4 of 16 experts: a copy to the other node with chance 1 - C(8,4)/C(16,4), one to the
+# other rank of the own node with chance 1 - C(12,4)/C(16,4); over 4 copies of which 3/4 leave the rank.
+ONCE = ((1 - 70 / 1820) + (1 - 495 / 1820)) / (4 * 3 / 4)
+
+
+@pytest.mark.parametrize(("exchange", "share"), [("all_to_all", 1.0), ("all_to_all_node", ONCE)])
 def test_deepep_copies_per_expert_or_per_node(exchange, share):
     # bf16 model: 2 B a value, both kernels; low latency adds a 16-byte header to each copy. 2 nodes, top-4 of 16.
     model = from_config(TINY_MLA | {"n_group": 1, "topk_group": 1}, None, name="m", source="test")

@@ -70,7 +70,7 @@ def test_all_reduce_time_is_latency_and_ring_bytes():
 def test_a_ring_over_nodes_pools_the_nics_of_a_node():
     where = ideal("2x8xh100-sxm")
     place = span(Layout(tp=16), "tp", where)
-    assert place == Span(Tier.CLUSTER, 8)
+    assert place == Span(Tier.CLUSTER, 8, nodes=2)
     assert port_bandwidth(where, place, "all_reduce", 16) == pytest.approx(min(8 * 50e9, 450e9))
     assert port_bandwidth(where, place, "all_to_all", 16) == pytest.approx(50e9)
 

@@ -137,7 +137,8 @@ class Convention(Frozen, frozen=True, kw_only=True):
     vision_over: axis of a vision tower's projections: "tp" or "none" (whole on every rank). A tower whose heads do not
         divide is whole as well.
     all_reduce, all_reduce_small: implementation of a tensor group's all-reduce ("nccl", "custom"); the small one serves
-        payloads up to small_bytes[tensor group size as text], inside one node only; below one_shot_bytes[size] in one
+        payloads up to small_bytes["size"], or ["capability:size"] where a device differs, inside one island (two ranks
+        also over PCIe with peer access); below one_shot_bytes[size] in one
         step (every rank reads all peers), above in two (reduce-scatter and all-gather).
     kv_heads_replicate: True = tp beyond the KV heads replicates them (False = refused).
     supported: False while the convention has not been compared with the real engine or a published table.

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
+from linkwise.core.identity import ById
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Convention, Refusal
-from linkwise.engine.sharding import divided, ways
+from linkwise.engine.sharding import divided, split_rules, ways
 from linkwise.model.types import Model, Split, Tensor
 
 
@@ -27,30 +28,15 @@ class Piece(NamedTuple):
     block: int
 
 
-class _ById:
-    """Hash a model by identity: hashing its thousands of tensors would cost more than the rules."""
-
-    __slots__ = ("model",)
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def __hash__(self) -> int:
-        return id(self.model)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.model is self.model
-
-
 def pieces(model: Model) -> tuple[Piece, ...]:
     """The model's dividable weights, each kind once."""
-    return _pieces(_ById(model))
+    return _pieces(ById(model))
 
 
 @lru_cache(maxsize=16)
-def _pieces(key: _ById) -> tuple[Piece, ...]:
+def _pieces(key: ById[Model]) -> tuple[Piece, ...]:
     found: dict[tuple[object, ...], Piece] = {}
-    for tensor in key.model.tensors:
+    for tensor in key.value.tensors:
         if tensor.split is Split.NONE or not tensor.shape:
             continue
         side = -1 if tensor.split is Split.ROW else 0
@@ -218,10 +204,40 @@ def _cut(piece: Piece, layout: Layout, convention: Convention) -> _Cut:
     return _Cut("moe_tp", layout.moe_tp) if piece.tensor.is_expert else _Cut(over[0], ways(layout, over[0]))
 
 
+class _Split:
+    """A convention as far as it says what is split over what: equal ones share a cache entry."""
+
+    __slots__ = ("convention", "rules")
+
+    def __init__(self, convention: Convention) -> None:
+        self.convention, self.rules = convention, split_rules(convention)
+
+    def __hash__(self) -> int:
+        return hash(self.rules)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Split) and other.rules == self.rules
+
+
 def divides(model: Model, layout: Layout, convention: Convention, *, vocab_pad: int) -> Refusal | None:
     """Every weight divides evenly over the ranks the convention splits it over, the vocabulary after its padding."""
-    for piece in pieces(model):
-        cut = _cut(piece, layout, convention)
+    return _divides(ById(model), _stage_of(layout), _Split(convention), vocab_pad)
+
+
+def fp8_blocks(model: Model, layout: Layout, convention: Convention) -> Refusal | None:
+    """A rank's shard of a block-quantised FP8 weight is a whole number of scale blocks."""
+    return _fp8_blocks(ById(model), _stage_of(layout), _Split(convention))
+
+
+def _stage_of(layout: Layout) -> Layout:
+    """The degrees that divide weights inside a stage; the search asks about the same ones under many others."""
+    return Layout(tp=layout.tp, cp=layout.cp, dp_attn=layout.dp_attn, ep=layout.ep)
+
+
+@lru_cache(maxsize=4096)
+def _divides(key: ById[Model], layout: Layout, split: _Split, vocab_pad: int) -> Refusal | None:
+    for piece in pieces(key.value):
+        cut = _cut(piece, layout, split.convention)
         if piece.tensor.split is Split.VOCAB:
             extent = -(-piece.extent // vocab_pad) * vocab_pad
             padded = f" (padded from {piece.extent:,})" if extent > piece.extent else ""
@@ -235,10 +251,10 @@ def divides(model: Model, layout: Layout, convention: Convention, *, vocab_pad: 
     return None
 
 
-def fp8_blocks(model: Model, layout: Layout, convention: Convention) -> Refusal | None:
-    """A rank's shard of a block-quantised FP8 weight is a whole number of scale blocks."""
-    for piece in pieces(model):
-        cut = _cut(piece, layout, convention)
+@lru_cache(maxsize=4096)
+def _fp8_blocks(key: ById[Model], layout: Layout, split: _Split) -> Refusal | None:
+    for piece in pieces(key.value):
+        cut = _cut(piece, layout, split.convention)
         if cut.parts > 1 and piece.block and piece.extent // cut.parts % piece.block:
             blocks = max(1, piece.extent // piece.block)
             whole: tuple[dict[str, int], ...] = ({"ep": layout.stage_size},) if piece.tensor.is_expert else ()

@@ -40,6 +40,12 @@ def axes(tensor: Tensor, convention: Convention) -> tuple[str, ...]:
     return ("tp",)
 
 
+def split_rules(convention: Convention) -> tuple[str, ...]:
+    """All that `axes` reads of a convention."""
+    c = convention
+    return (c.embed_split, c.head_split, c.head_over, c.embed_over, c.mlp_over, c.shared_over, c.vision_over)
+
+
 def divided(tensor: Tensor, layout: Layout, convention: Convention) -> tuple[str, ...]:
     """`axes`, less those a layout cannot use: a vision tower whose heads do not divide stays whole on each rank.
 

@@ -10,16 +10,18 @@ from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.choose import choose, resource_rank, rule
 from linkwise.plan.collectives import bubble
-from linkwise.plan.figures import Subject, batches, figures, ops_of, prefill_seconds, textbook_figures
+from linkwise.plan.figures import batches, figures, ops_of, prefill_seconds, textbook_figures
 from linkwise.plan.fit import Case
 from linkwise.plan.memory import within_length
 from linkwise.plan.nearest import changes
 from linkwise.plan.operate import in_flight, operation
+from linkwise.plan.ordering import FEW, in_best_order, irregular, ordered, subject_of, visible
+from linkwise.plan.placement import naive_grid
 from linkwise.plan.reasons import decisions
-from linkwise.plan.search import Found, search
+from linkwise.plan.search import Found, evaluate, search
 from linkwise.plan.step import freeze
 from linkwise.plan.time import GroupTime
-from linkwise.plan.types import NoPlan, Plan, Rejection, StepTime
+from linkwise.plan.types import Candidate, NoPlan, Plan, Rejection, StepTime
 from linkwise.workload.types import Workload
 
 
@@ -41,16 +43,25 @@ def plan(
         raise InputError(
             f"{replicas} replicas", where="replicas", expected=f"1..{cluster.size} on {cluster.size} devices"
         )
+    case = Case(model, cluster, engine, options, workload)
     found = search(model, cluster, engine, options, workload, fixed, replicas)
+    if not found.candidates and irregular(cluster) and found.considered <= FEW:
+        # Another order of ranks may meet what ranks on devices in order do not.
+        found = search(model, cluster, engine, options, workload, fixed, replicas, in_best_order(case))
     if not found.candidates:
         return _none(model, cluster, engine, options, workload, fixed or {}, found)
     chosen, runner_up = choose(found.candidates, workload, cluster)
     memory = found.ledgers[found.candidates.index(chosen)]
-    count = chosen.replicas
-    about = Subject(model, cluster, engine, chosen.layout, options, workload, chosen.point.batch, count)
-    at = operation(model, chosen.layout, engine, cluster, workload, options, chosen.point.batch)
+    why = decisions(case, chosen, found)
+    about = subject_of(case, chosen.layout, chosen.point.batch, chosen.replicas)
+    about, order = ordered(about)
+    if about.grid:
+        placed = evaluate(*case, chosen.layout, memory, replicas, about.places)
+        chosen = placed if isinstance(placed, Candidate) else chosen
+        about = about._replace(batch=chosen.point.batch, replicas=chosen.replicas, grid=about.grid[: chosen.replicas])
+    count, nodes = chosen.replicas, -(-chosen.layout.size // cluster.devices_per_node)
     ops = {name: freeze(ops_of(about, batch)) for name, batch in batches(about).items()}
-    nodes = -(-chosen.layout.size // cluster.devices_per_node)
+    at = operation(model, chosen.layout, engine, cluster, workload, options, chosen.point.batch, about.places)
     return Plan(
         version=__version__,
         facts={"engine": f"{engine.name} {engine.version}", "constants": cluster.constants.label},
@@ -65,7 +76,7 @@ def plan(
         resolved=engine.resolve(options, model, cluster.accelerator, chosen.layout),
         layout=chosen.layout,
         replicas=count,
-        rank_grid=rank_grid(chosen.layout, count),
+        rank_grid=about.grid or naive_grid(chosen.layout, count),
         ledger=memory,
         prefill=ops["prefill"],
         decode=ops["decode"],
@@ -76,18 +87,25 @@ def plan(
         runner_up=runner_up,
         rejected=found.rejected,
         considered=found.considered,
-        decisions=decisions(Case(model, cluster, engine, options, workload), chosen, found),
+        decisions=why,
         rule=rule(workload, cluster) if found.considered > 1 else "every degree was given",
         figures={path: _number(value) for path, value in figures(about).items()},
-        command=tuple(engine.command(model.served_as or model.name, chosen.layout, options, nodes=nodes)),
+        command=(
+            *visible(about),
+            *engine.command(model.served_as or model.name, chosen.layout, options, nodes=nodes),
+        ),
         textbook=textbook_figures(about, registry.get("textbook")),
-        notes=(*_notes(model, cluster, engine, memory.warnings), *engine.node_notes(chosen.layout, nodes)),
+        notes=(
+            *_notes(model, cluster, engine, memory.warnings + order + _uneven(cluster, count)),
+            *engine.node_notes(chosen.layout, nodes),
+        ),
     )
 
 
-def rank_grid(layout: Layout, replicas: int) -> tuple[tuple[int, ...], ...]:
-    """Devices of each replica in rank order."""
-    return tuple(tuple(range(r * layout.size, (r + 1) * layout.size)) for r in range(replicas))
+def _uneven(cluster: Cluster, replicas: int) -> tuple[str, ...]:
+    if replicas == 1 or not irregular(cluster):
+        return ()
+    return ("devices are not all alike: rates and times are those of the replica that lies worst, taken for all",)
 
 
 def _number(value: object) -> float:

@@ -39,10 +39,12 @@ def has_load(workload: Workload) -> bool:
 def rule(workload: Workload, cluster: Cluster) -> str:
     """The rule a choice followed, in a line."""
     if has_load(workload):
-        return "the smallest group that carries the load inside the targets, tensor groups inside an island"
+        return (
+            "the smallest group that carries the load inside the targets, tensor groups inside an island where one can"
+        )
     return (
         f"no load was given: the smallest group within {MARGIN:.0%} of the best rate all {cluster.size} devices sustain"
-        " inside the targets, tensor groups inside an island"
+        " inside the targets, tensor groups inside an island where one can"
     )
 
 

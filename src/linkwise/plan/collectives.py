@@ -7,6 +7,7 @@ message. Every function takes plain numbers, arrays or recorded quantities. Sour
 """
 
 from collections.abc import Callable
+from math import comb
 from typing import NamedTuple
 
 from linkwise.core.errors import InputError
@@ -120,14 +121,24 @@ def bubble(p: Num, m: Num) -> Num:
     return named("bubble", (p - 1) / (m + p - 1))
 
 
-def distinct_nodes(nodes: int, experts: int, top_k: int, top_groups_nodes: int | None = None) -> float:
-    """Expected number of distinct nodes a token's experts lie on, uniform routing: N·(1 - C(E-E/N, k)/C(E, k)).
+def distinct_nodes(nodes: int, experts: int, top_k: int, groups: int = 1, top_groups: int = 1) -> float:
+    """Expected number of distinct nodes (or ranks) a token's experts lie on, uniform routing.
 
-    Capped by group-limited routing when a group of experts never spans nodes: at most `top_groups_nodes` nodes.
+    N·(1 - C(E-E/N, k)/C(E, k)). With group-limited routing a token first draws `top_groups` of `groups`, then its
+    experts from those alone: a node that holds whole groups is missed when none of its drawn groups' experts is taken,
+    summed over how many of its groups are drawn. Never more than top_groups nodes then.
     """
-    per_node = experts // nodes
-    miss = 1.0
-    for i in range(top_k):
-        miss *= max(0, experts - per_node - i) / (experts - i)
-    expected = nodes * (1 - miss)
-    return min(expected, float(top_groups_nodes)) if top_groups_nodes else expected
+    if groups <= 1 or groups % nodes:
+        return nodes * (1 - _missed(experts, experts // nodes, top_k))
+    here, each = groups // nodes, experts // groups
+    miss = sum(
+        comb(here, j) * comb(groups - here, top_groups - j) / comb(groups, top_groups)
+        * _missed(top_groups * each, j * each, top_k)
+        for j in range(min(here, top_groups) + 1)
+    )  # fmt: skip
+    return nodes * (1 - miss)
+
+
+def _missed(of: int, here: int, drawn: int) -> float:
+    """Chance that none of `drawn` out of `of` is among `here` of them."""
+    return comb(of - here, drawn) / comb(of, drawn)

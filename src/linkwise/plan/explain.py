@@ -11,6 +11,7 @@ from linkwise.core.quantity import Num, Quantity, value_of
 from linkwise.engine import registry
 from linkwise.plan.figures import Subject, batches, figures, ops_of, traffic_figures
 from linkwise.plan.ledger import ledger_figures
+from linkwise.plan.placement import naive_grid
 from linkwise.plan.types import Fit, Plan
 
 
@@ -26,6 +27,7 @@ class Explanation(msgspec.Struct, frozen=True):
 def subject(plan: Plan) -> Subject:
     """What a plan's figures are computed from, as its file embeds it."""
     engine = registry.get(plan.engine, plan.engine_version)
+    grid = None if plan.rank_grid == naive_grid(plan.layout, plan.replicas) else plan.rank_grid
     return Subject(
         plan.model,
         plan.cluster,
@@ -35,6 +37,7 @@ def subject(plan: Plan) -> Subject:
         plan.workload,
         plan.chosen.point.batch,
         plan.replicas,
+        grid,
     )
 
 

@@ -56,7 +56,10 @@ def expert_ops(
     own = ceil_div(tokens, layout.tp) if layout.tp > 1 and convention.moe_replicated else tokens
     own = named("tokens_to_send", own, "tokens")
     k = given("top_k", moe.top_k, "experts/token", f"{model.name}: experts per token")
-    share = dedup_share(moe, write.place.nodes) if exchange == "all_to_all_node" else None
+    share = None
+    if exchange == "all_to_all_node" and write.place.nodes > 1:
+        once = first_hop(moe, write.place.nodes, layout.ep)
+        share = given("first_hop", once, "", "a copy to each other node and each rank of the own, over one per expert")
     for role, each, dtype, after in (
         (dispatch, _copy_bytes(model, moe, convention, given), convention.dispatch_dtype, "router"),
         (
@@ -124,5 +127,27 @@ def dedup_share(moe: Moe, nodes: int) -> float:
     """Share of an exchange left when a token crosses to each node once: expected nodes over top_k."""
     if nodes <= 1:
         return 1.0
-    limited = moe.top_groups if moe.groups % nodes == 0 and moe.groups > 1 else None
-    return min(1.0, distinct_nodes(nodes, moe.experts, moe.top_k, limited) / moe.top_k)
+    return min(1.0, distinct_nodes(nodes, moe.experts, moe.top_k, moe.groups, moe.top_groups) / moe.top_k)
+
+
+def rank_share(moe: Moe, nodes: int, ranks: int) -> float:
+    """Share of an exchange left when a token goes to each rank once: expected distinct ranks over top_k."""
+    if ranks > moe.experts:
+        return 1.0
+    experts = moe.experts
+    if moe.groups > 1 and moe.groups % nodes == 0 and moe.top_groups and ranks % moe.groups == 0:
+        # Group-limited routing draws from the experts of the groups it allows.
+        ranks, experts = ranks * moe.top_groups // moe.groups, experts * moe.top_groups // moe.groups
+    return min(1.0, distinct_nodes(ranks, experts, moe.top_k) / moe.top_k)
+
+
+def first_hop(moe: Moe, nodes: int, ranks: int) -> float:
+    """What a rank sends itself under node de-duplication, over a copy for each expert on another rank.
+
+    One copy to each other node, one to each other rank of its own node; what arrives is forwarded there.
+    """
+    if nodes <= 1 or ranks <= 1:
+        return 1.0
+    away = dedup_share(moe, nodes) * (nodes - 1) / nodes
+    here = rank_share(moe, nodes, ranks) * (ranks // nodes - 1) / ranks
+    return (away + here) * ranks / (ranks - 1)

@@ -13,13 +13,13 @@ from linkwise.plan.batch import Batch
 from linkwise.plan.ledger import ledger_figures
 from linkwise.plan.operate import decode_step, mixed_step, operation, prefill_step
 from linkwise.plan.step import step_ops
-from linkwise.plan.time import GroupTime, group_seconds, op_seconds, place_of, spans
+from linkwise.plan.time import GroupTime, Span, group_seconds, op_seconds, place_of, worst_spans
 from linkwise.plan.types import Op
 from linkwise.workload.types import Workload
 
 
 class Subject(NamedTuple):
-    """What a plan's figures are computed from."""
+    """What a plan's figures are computed from. grid: devices of each replica; None = ranks on devices in order."""
 
     model: Model
     cluster: Cluster
@@ -29,6 +29,12 @@ class Subject(NamedTuple):
     workload: Workload
     batch: int
     replicas: int
+    grid: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def places(self) -> dict[str, Span]:
+        """Where the groups of each axis lie."""
+        return worst_spans(self.layout, self.cluster, self.grid)
 
 
 def batches(s: Subject, given: Given = plain) -> dict[str, Batch]:
@@ -44,21 +50,21 @@ def batches(s: Subject, given: Given = plain) -> dict[str, Batch]:
 
 def ops_of(s: Subject, batch: Batch, given: Given = plain) -> list[Op]:
     """The ops of one step at the plan's placement."""
-    place = place_of(s.layout, spans(s.layout, s.cluster))
+    place = place_of(s.layout, s.places, s.cluster)
     return step_ops(s.model, s.layout, s.engine, batch, s.options, place=place, given=given)
 
 
 def prefill_seconds(s: Subject, given: Given = plain) -> GroupTime:
     """One prompt chunk alone."""
     step = batches(s, given)["prefill"]
-    return group_seconds(s.model, s.layout, s.engine, s.cluster, step, s.options, given=given)
+    return group_seconds(s.model, s.layout, s.engine, s.cluster, step, s.options, s.places, given=given)
 
 
 def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
     """Every explainable figure: memory, then bytes, calls and time of each step, then what a replica delivers."""
     result = ledger_figures(s.model, s.cluster, s.engine, s.layout, s.options, s.workload, given)
-    at = operation(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, s.batch, given=given)
-    places = spans(s.layout, s.cluster)
+    places = s.places
+    at = operation(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, s.batch, places, given=given)
     eager = s.options.eager or not s.engine.defaults.cuda_graphs
     convention = s.engine.convention_for(s.model, s.layout, s.options)
     for step, batch in batches(s, given).items():

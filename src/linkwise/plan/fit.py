@@ -293,8 +293,10 @@ def _fewer(case: Case, best: Tried) -> str:
 
 
 def _more_devices(case: Case) -> str:
-    """A single small machine may have more of the same devices."""
+    """A single small machine may have more of the same devices; one read from a topology file is what it is."""
     cluster = case.cluster
+    if cluster.detail is not None:
+        return ""
     for count in (2, 4, 8):
         if cluster.nodes > 1 or count <= cluster.devices_per_node or count % cluster.island_size:
             continue

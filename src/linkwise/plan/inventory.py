@@ -8,10 +8,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from linkwise.core.dtypes import BITS
+from linkwise.core.identity import ById
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Num, ceil_div, minimum, total
 from linkwise.engine.base import Convention, Engine
-from linkwise.engine.sharding import shard
+from linkwise.engine.sharding import Shard, shard, split_rules
 from linkwise.model.types import Layer, Model, State, Tensor
 
 
@@ -68,6 +69,7 @@ class Inventory:
             for state in layer.states:
                 states.setdefault(state, []).append(layer.index)
         self.states = tuple((state, tuple(layers)) for state, layers in states.items())
+        self.shards: dict[tuple[object, ...], dict[int, Shard]] = {}
         self._mixers = _positions(model.layers, "mixer")
         self._ffns = _positions(model.layers, "ffn")
         alike: dict[Layer, list[int]] = {}
@@ -99,29 +101,14 @@ def _count(positions: tuple[int, ...], stage: Stage) -> int:
     return bisect_left(positions, stage.end) - bisect_left(positions, stage.first)
 
 
-class _ById:
-    """Hash a model by identity: hashing its thousands of tensors would cost more than the inventory."""
-
-    __slots__ = ("model",)
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def __hash__(self) -> int:
-        return id(self.model)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.model is self.model
-
-
 @lru_cache(maxsize=16)
-def _cached(key: _ById) -> Inventory:
-    return Inventory(key.model)
+def _cached(key: ById[Model]) -> Inventory:
+    return Inventory(key.value)
 
 
 def inventory(model: Model) -> Inventory:
     """The model's inventory, built once."""
-    return _cached(_ById(model))
+    return _cached(ById(model))
 
 
 def stages(model: Model, layout: Layout, engine: Engine) -> tuple[Stage, ...]:
@@ -148,14 +135,19 @@ def held(
 
     convention: the engine's for this layout where it depends on it (`Engine.convention_for`).
     """
-    rules = convention or engine.convention
+    rules, pad = convention or engine.convention, engine.defaults.vocab_pad
+    # What a rank holds of a tensor depends on a few degrees only, and many layouts share them.
+    divided = (layout.tp, layout.cp, layout.dp_attn, layout.ep)
+    shards = stock.shards.setdefault((divided, split_rules(rules), pad, ep_rank, rank), {})
     result = []
-    for kind in stock.kinds:
+    for index, kind in enumerate(stock.kinds):
         tensor = kind.tensor
         number = _copies(tensor, kind, stage, stock, mtp)
         if not number:
             continue
-        one = shard(tensor, layout, rules, vocab_pad=engine.defaults.vocab_pad, ep_rank=ep_rank, rank=rank)
+        if index not in shards:
+            shards[index] = shard(tensor, layout, rules, vocab_pad=pad, ep_rank=ep_rank, rank=rank)
+        one = shards[index]
         whole = number * tensor.total_bytes
         result.append(Held(tensor.role, number * one.bytes, number * one.elements, one.over, tensor.dtype, whole))
     return result

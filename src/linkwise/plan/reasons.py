@@ -144,7 +144,7 @@ def _against_smaller(case: Case, chosen: Candidate, found: Found) -> Decision | 
         mine, other = total_rate(chosen), total_rate(best)
         return Decision(
             question=f"why not {best.replicas} x ({best.layout})?",
-            answer=f"it fits, but all {case.cluster.size} devices together sustain less",
+            answer=f"({best.layout}) fits, but all {case.cluster.size} devices together sustain less",
             because=(
                 f"{other:.2f} against {mine:.2f} requests/s, more than {MARGIN:.0%} apart",
                 f"its weights leave KV for {best.requests} requests, these for {chosen.requests}",
@@ -201,7 +201,7 @@ def _step(case: Case, one: Candidate, batch: int) -> str:
 def _collectives(case: Case, one: Candidate, batch: int) -> tuple[float, float, int]:
     """Seconds of a token's way through a decode step, of its collectives, and how many they are."""
     at = operation(case.model, one.layout, case.engine, case.cluster, case.workload, case.options, batch)
-    place = place_of(one.layout, spans(one.layout, case.cluster))
+    place = place_of(one.layout, spans(one.layout, case.cluster), case.cluster)
     step = decode_step(case.workload, one.layout, case.options, batch)
     ops = step_ops(case.model, one.layout, case.engine, step, case.options, place=place)
     return float(at.decode.token), float(sum(s.comm for s in at.decode.stages)), sum(op.repeat for op in ops)

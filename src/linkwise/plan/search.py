@@ -40,6 +40,9 @@ class Points(NamedTuple):
     meets_ttft: npt.NDArray[np.bool_]
 
 
+Order = Callable[[Layout, Ledger], dict[str, Span]]
+
+
 class Found(NamedTuple):
     """What a search saw: feasible layouts with their ledgers, rejected ones with reasons."""
 
@@ -56,7 +59,7 @@ def divisors(n: int) -> list[int]:
 
 # Groups beyond this many ranks are searched only while nothing smaller is feasible, and never beyond MAX_RANKS: the
 # rule prefers small groups, and nothing published has made a larger one worth its size.
-USUAL_RANKS = 64
+USUAL_RANKS = 72
 MAX_RANKS = 1024
 
 
@@ -109,8 +112,12 @@ def search(
     workload: Workload,
     fixed: dict[str, int] | None = None,
     replicas: int | None = None,
+    order: Order | None = None,
 ) -> Found:
-    """Evaluate every layout at twelve batch sizes. replicas: how many to run; None = what rate or cluster ask for."""
+    """Evaluate every layout at twelve batch sizes. replicas: how many to run; None = what rate or cluster ask for.
+
+    order: where a layout's ranks lie when not on devices in order.
+    """
     candidates: list[Candidate] = []
     ledgers: list[Ledger] = []
     rejected: list[Rejection] = []
@@ -130,7 +137,17 @@ def search(
             rejected.append(Rejection(layout=layout, replicas=held, shortfall=illegal))
             continue
         memory = ledger(model, cluster, engine, layout, options, workload)
-        outcome = memory.shortfall or evaluate(model, cluster, engine, options, workload, layout, memory, replicas)
+        outcome = memory.shortfall or evaluate(
+            model,
+            cluster,
+            engine,
+            options,
+            workload,
+            layout,
+            memory,
+            replicas,
+            order(layout, memory) if order else None,
+        )
         if isinstance(outcome, Shortfall):
             rejected.append(Rejection(layout=layout, replicas=held, shortfall=outcome))
         else:
@@ -157,9 +174,10 @@ def evaluate(
     layout: Layout,
     memory: Ledger,
     replicas: int | None = None,
+    places: dict[str, Span] | None = None,
 ) -> Candidate | Shortfall:
-    """The point a fitting layout operates at, or the first target it misses. replicas as in `search`."""
-    places = spans(layout, cluster)
+    """The point a fitting layout operates at, or the first target it misses. replicas, places as in `search`."""
+    places = places or spans(layout, cluster)
     available = replicas or cluster.size // layout.size
     most = min(memory.requests, engine.resolve(options, model, cluster.accelerator, layout).max_seqs * layout.dp_attn)
     grid: Sizes = np.array(BATCHES)

@@ -43,7 +43,7 @@ def two_tp4_over_tp8(i: Inputs) -> Worked:
     copies = GIVEN("replicas", chosen.replicas, "", "plan")
 
     def sent(layout: Layout) -> Num:
-        place = place_of(layout, spans(layout, on))
+        place = place_of(layout, spans(layout, on), on)
         ops = step_ops(model, layout, engine, decode_batch(1, 1), options, place=place, given=GIVEN)
         return total(op.repeat * op.wire_sent_bytes for op in ops)
 

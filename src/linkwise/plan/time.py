@@ -2,20 +2,27 @@
 
 Every constant comes from the cluster's `Constants`: calibration replaces that value and touches no formula.
 Each weight or KV byte is read once a step, so a part of a step takes max(bytes / HBM, FLOPs / peak); parts add up,
-since they run one after the other. A collective takes base + per_step · steps + wire bytes / bandwidth of its path.
+since they run one after the other. A collective takes the time of the fastest way its implementation has of doing it
+(plan/collective_time.py).
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
+from linkwise.cluster.links import measured_share
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
-from linkwise.core.layout import Layout, groups
-from linkwise.core.quantity import Given, Num, maximum, named, plain, power, times, total, where
+from linkwise.core.identity import ById
+from linkwise.core.layout import AXES, Layout, groups
+from linkwise.core.quantity import Given, Num, maximum, named, plain, power, times, total, value_of, where
 from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model
+from linkwise.plan import collective_time
 from linkwise.plan.batch import Batch
-from linkwise.plan.collectives import hops
+from linkwise.plan.collective_time import Group
+from linkwise.plan.collectives import wire
 from linkwise.plan.inventory import Inventory, Stage, held, inventory, layers_within, read_bytes, stages
 from linkwise.plan.step import kv_dtype_of, stage_ops
 from linkwise.plan.types import Op
@@ -35,79 +42,141 @@ def flops_seconds(flops: Num, peak: Num) -> Num:
 
 
 class Span(NamedTuple):
-    """Where the groups of an axis lie: the slowest tier they cross, and ranks of one group per node."""
+    """Where the groups of an axis lie: the slowest tier they cross, and the fewest ranks of a group on one node.
+
+    nodes: nodes a group touches. share: what its ranks get of a device's usual bandwidth at the tier.
+    """
 
     tier: Tier
     per_node: int
+    nodes: int = 1
+    share: float = 1.0
 
 
-def span(layout: Layout, axis: str, cluster: Cluster) -> Span:
-    """The worst group of an axis when ranks are laid on devices in order (innermost axis on neighbouring devices)."""
-    worst, per_node = Tier.DEVICE, 1
-    order = list(Tier)
-    for members in groups(layout, axis):
-        tier = cluster.tier(members)
-        if order.index(tier) > order.index(worst):
-            worst = tier
-            per_node = max(1, len(members) // len({cluster.node_of(d) for d in members}))
-    return Span(worst, per_node)
+def group_span(members: tuple[int, ...], cluster: Cluster) -> Span:
+    """Where one group of devices lies, and what links measured one by one leave it."""
+    return _group_span(members, ById(cluster))
 
 
-def spans(layout: Layout, cluster: Cluster) -> dict[str, Span]:
+@lru_cache(maxsize=16_384)  # many layouts have the same groups
+def _group_span(members: tuple[int, ...], key: ById[Cluster]) -> Span:
+    cluster = key.value
+    found = _usual_span(members, cluster)
+    return found._replace(share=found.share * measured_share(cluster, members))
+
+
+def _usual_span(members: tuple[int, ...], cluster: Cluster) -> Span:
+    tier = cluster.tier(members)
+    if tier is Tier.ISLAND and cluster.detail is not None:
+        usual = cluster.bandwidth(tier, len(members))
+        return Span(tier, len(members), share=cluster.bandwidth(tier, len(members), members) / usual if usual else 1.0)
+    if tier is not Tier.CLUSTER:
+        return Span(tier, len(members))
+    on: dict[int, int] = {}
+    for number in members:
+        node = cluster.node_of(number)
+        on[node] = on.get(node, 0) + 1
+    oversubscribed = cluster.oversubscription > 1 and cluster.fabric == "rail"
+    # What stays on its rails never meets the oversubscribed core.
+    share = cluster.oversubscription if oversubscribed and on_rails(members, cluster) else 1.0
+    return Span(tier, min(on.values()), len(on), share)
+
+
+def on_rails(members: tuple[int, ...], cluster: Cluster) -> bool:
+    """Whether every node's members sit on the same rails, so that traffic between nodes stays on them (with PXN)."""
+    rails: dict[int, set[int]] = {}
+    for number in members:
+        rails.setdefault(cluster.node_of(number), set()).update(cluster.nics_of(number))
+    first, *rest = rails.values()
+    return all(one == first for one in rest)
+
+
+def worse(a: Span, b: Span) -> Span:
+    """The slower of two places."""
+    return max(a, b, key=lambda s: (_SLOWER[s.tier], -s.per_node, -s.share))
+
+
+_SLOWER = {tier: at for at, tier in enumerate(Tier)}
+
+
+def span(layout: Layout, axis: str, cluster: Cluster, placement: tuple[int, ...] | None = None) -> Span:
+    """The worst group of an axis. placement: device of each rank of the serving group; None = ranks on devices in
+    order (innermost axis on neighbouring devices)."""
+    worst = Span(Tier.DEVICE, 1)
+    for ranks in groups(layout, axis):
+        members = ranks if placement is None else tuple(placement[r] for r in ranks)
+        one = group_span(members, cluster)
+        if one != worst:
+            worst = worse(worst, one)
+    return worst
+
+
+def spans(layout: Layout, cluster: Cluster, placement: tuple[int, ...] | None = None) -> dict[str, Span]:
     """`span` of every axis."""
-    return {a: span(layout, a, cluster) for a in ("pp", "cp", "dp_attn", "tp", "dcp", "ep", "moe_tp", "stage")}
+    return {axis: span(layout, axis, cluster, placement) for axis in AXES}
 
 
-def place_of(layout: Layout, places: dict[str, Span]) -> Place:
+def worst_spans(layout: Layout, cluster: Cluster, grid: tuple[tuple[int, ...], ...] | None = None) -> dict[str, Span]:
+    """`spans` of the replica that lies worst, axis by axis. grid: devices of each replica; None = in order."""
+    found = spans(layout, cluster, grid[0] if grid else None)
+    for row in grid[1:] if grid else ():
+        found = {axis: worse(found[axis], one) for axis, one in spans(layout, cluster, row).items()}
+    return found
+
+
+def place_of(layout: Layout, places: dict[str, Span], cluster: Cluster) -> Place:
     """What a step's ops depend on of where the group lies."""
     stage = places["stage"]
-    nodes = layout.stage_size // stage.per_node if stage.tier is Tier.CLUSTER else 1
-    return Place(nodes, frozenset(axis for axis, s in places.items() if s.tier is Tier.ISLAND))
+    nodes = stage.nodes if stage.tier is Tier.CLUSTER else 1
+    served = frozenset(axis for axis, s in places.items() if has_kernel(s.tier, s.per_node, cluster))
+    return Place(nodes, served, cluster.accelerator.capability)
+
+
+def has_kernel(tier: Tier, ranks: int, cluster: Cluster) -> bool:
+    """Whether engines' own all-reduce kernels run there: inside an island, and for two ranks that are PCIe peers."""
+    return tier is Tier.ISLAND or (tier is Tier.NODE and ranks == 2 and cluster.accelerator.p2p)
+
+
+def _group(place: Span, ranks: int) -> Group:
+    return Group(place.tier, ranks, place.per_node, place.nodes, place.share)
 
 
 def port_bandwidth(cluster: Cluster, place: Span, kind: str, ranks: int) -> float:
-    """Bytes/s per direction the busiest port gives one rank of a group.
-
-    A ring over nodes crosses each node's NICs once in each direction for the whole group's data, and NCCL runs one ring
-    per NIC, so the ranks of a node pool their NICs. A pairwise exchange uses each rank's own NIC.
-    """
-    own = cluster.bandwidth(place.tier, ranks)
-    if place.tier is Tier.CLUSTER and kind in {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "gather"}:
-        pooled = own * place.per_node
-        tier = Tier.ISLAND if cluster.island_size >= place.per_node > 1 else Tier.NODE
-        inside = cluster.bandwidth(tier, place.per_node)
-        return min(pooled, inside) if place.per_node > 1 else pooled
-    return own
+    """Bytes/s per direction the busiest port gives one rank of a group (see collective_time.port_bandwidth)."""
+    return collective_time.port_bandwidth(cluster, _group(place, ranks), kind)
 
 
 def op_seconds(
     op: Op, place: Span, cluster: Cluster, convention: Convention, *, eager: bool, given: Given = plain
 ) -> Num:
-    """Seconds of one call of an op, busiest rank."""
-    bandwidth = given(
-        f"bandwidth.{op.group}", port_bandwidth(cluster, place, op.kind, op.size), "B/s",
-        f"{cluster.port(place.tier)[0]}, {cluster.constants.label} efficiency",
-    )  # fmt: skip
-    name = "eager" if eager else convention.all_reduce if op.kind == "all_reduce" else "nccl"
-    latency = _call_latency(cluster, name, place.tier, op.role, hops(op.kind, op.size), given)
-    if op.algorithm in {"one_shot", "two_shot", "by size"} and not eager:
-        small = convention.all_reduce_small
-        kernel = kernel_limits(convention, op.size)
-        one, two = (_call_latency(cluster, n, place.tier, op.role, 1, given) for n in (small, f"{small}-two-shot"))
-        latency = where(op.S_bytes < kernel.one_shot, one, where(op.S_bytes <= kernel.most, two, latency))
-    moved = op.wire_sent_bytes  # every algorithm of ours receives as much
-    if op.kind == "all_to_all" and place.tier is Tier.CLUSTER and op.size > 1:
-        # Only what is bound for other nodes crosses the NICs.
-        elsewhere = op.size - place.per_node
-        moved = moved * given("remote_share", elsewhere / (op.size - 1), "", f"{elsewhere} of {op.size - 1} peers")
+    """Seconds of one call of an op, busiest rank: the fastest way its implementation has (plan/collective_time.py)."""
+    group = _group(place, op.size)
+    moved = wire(op.kind, op.S_bytes, op.size).sent
+
+    def takes(implementation: str) -> Num:
+        found = collective_time.ways(op.kind, group, cluster, implementation)
+        return collective_time.call_seconds(found, moved, f"{op.role}.{implementation}", given)
+
+    library = convention.all_reduce if op.kind == "all_reduce" else "nccl"
+    seconds, usual = takes(library), moved
+    if op.algorithm in {"one_shot", "two_shot", "by size"}:
+        kernel = kernel_limits(convention, op.size, cluster.accelerator.capability)
+        small, below = convention.all_reduce_small, op.S_bytes < kernel.one_shot
+        if kernel.one_shot <= kernel.most:
+            seconds = where(op.S_bytes <= kernel.most, takes(f"{small}-two-shot"), seconds)
+        seconds = where(below, takes(small), seconds)
+        usual = where(below, wire(op.kind, op.S_bytes, op.size, "one_shot").sent, moved)
+    # Bytes an engine saves (or that a caller leaves out) by other means than the algorithm, at the port's bandwidth.
+    spared = usual - op.wire_sent_bytes
+    if np.any(value_of(spared) != 0):
+        port = collective_time.port_bandwidth(cluster, group, op.kind, crossing=True)
+        seconds = seconds - spared / given(f"bandwidth.{op.group}", port, "B/s", cluster.constants.label)
+    if eager:
+        floor = collective_time.floor_us(cluster, library, op.kind, group)
+        source = f"host launch of an eager call, {cluster.constants.label}"
+        seconds = maximum(seconds, given(f"launch.{op.role}", floor * US, "s", source))
     slower = cluster.constants.collective_factor
-    return named(f"{op.role}.call", times(_skewed(latency + moved / bandwidth, op), slower), "s")
-
-
-def _call_latency(cluster: Cluster, name: str, tier: Tier, role: str, steps: int, given: Given) -> Num:
-    base, per_step = cluster.constants.latency(name, tier)
-    source = f"{name} over {tier.value}, {cluster.constants.label}: {base:g} us + {steps} steps x {per_step:g} us"
-    return given(f"latency.{role}.{name}", (base + per_step * steps) * US, "s", source)
+    return named(f"{op.role}.call", times(_skewed(seconds, op), slower), "s")
 
 
 def _skewed(seconds: Num, op: Op) -> Num:
@@ -234,7 +303,7 @@ def _exposed(
     places: dict[str, Span], given: Given,
 ) -> list[Num]:  # fmt: skip
     eager = options.eager or not engine.defaults.cuda_graphs
-    place = place_of(layout, places)
+    place = place_of(layout, places, cluster)
     convention = engine.convention_for(stock.model, layout, options)
     result = []
     for op in stage_ops(stock, stage, layout, engine, batch, options, place=place, given=given):
@@ -279,11 +348,11 @@ class GroupTime(NamedTuple):
 
 def group_seconds(
     model: Model, layout: Layout, engine: Engine, cluster: Cluster, batch: Batch, options: Options,
-    places: dict[str, Span] | None = None, *, given: Given = plain,
+    places: dict[str, Span] | None = None, *, placement: tuple[int, ...] | None = None, given: Given = plain,
 ) -> GroupTime:  # fmt: skip
-    """One step of a serving group. Equal stages are computed once."""
+    """One step of a serving group, at `places` or else at those of `placement`. Equal stages are computed once."""
     stock = inventory(model)
-    where_to = places or spans(layout, cluster)
+    where_to = places or spans(layout, cluster, placement)
     done: dict[tuple[object, ...], StageTime] = {}
     result = []
     for stage in stages(model, layout, engine):

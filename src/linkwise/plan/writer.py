@@ -14,10 +14,12 @@ from linkwise.plan.types import Op
 
 
 class Place(NamedTuple):
-    """What a step must know of where its ranks lie: nodes under one stage, the axes whose groups share an island."""
+    """What a step must know of where its ranks lie: nodes and ranks of one stage, the axes whose groups an engine's own
+    all-reduce kernel can serve there, and the devices' compute capability (it limits that kernel's payload)."""
 
     nodes: int = 1
-    islands: frozenset[str] = frozenset()
+    kernels: frozenset[str] = frozenset()
+    capability: int = 0
 
 
 ANYWHERE = Place()
@@ -46,14 +48,15 @@ class Writer:
         *,
         dtype: str = "",
         after: str = "",
-        useful_share: float | None = None,
+        useful_share: Num | None = None,
         sizes: tuple[Num, ...] = (),
     ) -> None:
         """One op; nothing when its group is a single rank or no layer makes it."""
         if size <= 1 or repeat <= 0:
             return
         S = named(f"{role}.S", S, "B")
-        kernel = kernel_limits(self.convention, size) if kind == "all_reduce" and group in self.place.islands else NONE
+        own = kind == "all_reduce" and group in self.place.kernels
+        kernel = kernel_limits(self.convention, size, self.place.capability) if own else NONE
         algorithm, moved = _moved(kind, S, self.given(group, size, "ranks", f"{group} group"), kernel)
         if useful_share is not None:
             moved = Wire(moved.useful_recv * useful_share, moved.sent * useful_share, moved.recv * useful_share)
@@ -77,11 +80,13 @@ class Kernel(NamedTuple):
 NONE = Kernel(0, 0)
 
 
-def kernel_limits(convention: Convention, size: int) -> Kernel:
+def kernel_limits(convention: Convention, size: int, capability: int) -> Kernel:
     """Limits of the engine's own all-reduce kernel for a group of this size; zeros where it has none."""
     if convention.all_reduce_small == convention.all_reduce:
         return NONE
-    return Kernel(convention.one_shot_bytes.get(str(size), 0), convention.small_bytes.get(str(size), 0))
+    limits = convention.small_bytes
+    most = limits.get(f"{capability}:{size}", limits.get(str(size), 0))
+    return Kernel(convention.one_shot_bytes.get(str(size), 0), most)
 
 
 def _moved(kind: str, S: Num, size: Num, kernel: Kernel) -> tuple[str, Wire]:

@@ -1,0 +1,64 @@
+"""Whether a plan that was read from a file can be true: types are checked when it is decoded, sense is checked here."""
+
+import math
+
+from linkwise.core.errors import InputError
+from linkwise.core.layout import AXES
+from linkwise.engine.sharding import ways
+from linkwise.plan.collectives import ALGORITHMS
+from linkwise.plan.types import Op, Plan
+
+# Far beyond any machine, far below where arithmetic on it stops being exact or finite.
+_MOST_BYTES = 10**16
+_MOST_BATCH = 10**7
+
+
+def check(plan: Plan, where: str) -> None:
+    """Raises InputError naming the first field that contradicts the rest of the plan."""
+    size, devices = plan.layout.size, plan.cluster.size
+    rows = plan.rank_grid
+    if len(rows) != plan.replicas or any(len(row) != size for row in rows):
+        _refuse(where, "rank_grid", f"{len(rows)} rows", f"{plan.replicas} rows of {size} devices")
+    used = [device for row in rows for device in row]
+    if len(set(used)) != len(used) or not all(0 <= d < devices for d in used):
+        _refuse(where, "rank_grid", "a device twice or beyond the cluster", f"distinct devices 0..{devices - 1}")
+    if plan.chosen.layout != plan.layout:
+        _refuse(where, "chosen.layout", str(plan.chosen.layout), str(plan.layout))
+    if not 1 <= plan.chosen.point.batch <= _MOST_BATCH:
+        _refuse(where, "chosen.point.batch", str(plan.chosen.point.batch)[:40], f"1..{_MOST_BATCH}")
+    if not plan.ledger.ranks or not 0 <= plan.ledger.tightest < len(plan.ledger.ranks):
+        _refuse(where, "ledger.tightest", str(plan.ledger.tightest)[:40], "an index into ledger.ranks")
+    if plan.ledger.layout != plan.layout:
+        _refuse(where, "ledger.layout", str(plan.ledger.layout), str(plan.layout))
+    for field in ("tpot_s", "ttft_s", "rate_per_s", "tokens_per_s"):
+        value = getattr(plan.chosen.point, field)
+        if not 0 <= value < math.inf:
+            _refuse(where, f"chosen.point.{field}", str(value)[:40], "a finite number, not negative")
+    for step in ("prefill", "decode", "mixed"):
+        for number, op in enumerate(getattr(plan, step)):
+            _check_op(op, plan, where, f"{step}[{number}]")
+
+
+def _check_op(op: Op, plan: Plan, where: str, field: str) -> None:
+    if op.group not in AXES or op.size != ways(plan.layout, op.group):
+        _refuse(where, f"{field}.group", f"{op.group[:40]} of {op.size}", f"an axis of {plan.layout} and its degree")
+    if op.kind not in ALGORITHMS:
+        _refuse(where, f"{field}.kind", op.kind[:40], ", ".join(ALGORITHMS))
+    if not 0 <= op.stage < plan.layout.pp or not 1 <= op.repeat <= _MOST_BATCH:
+        _refuse(where, f"{field}.stage", f"stage {op.stage}, {op.repeat} calls", f"stage 0..{plan.layout.pp - 1}")
+    for name in ("S_bytes", "tokens", "useful_recv_bytes", "wire_sent_bytes", "wire_recv_bytes"):
+        _check_bytes(getattr(op, name), where, f"{field}.{name}")
+    if op.sizes and len(op.sizes) != op.size:
+        _refuse(where, f"{field}.sizes", f"{len(op.sizes)} sizes", f"none or {op.size}")
+    for value in op.sizes:
+        _check_bytes(value, where, f"{field}.sizes")
+
+
+def _check_bytes(value: object, where: str, field: str) -> None:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if not plain or not 0 <= value <= _MOST_BYTES:  # type: ignore[operator]
+        _refuse(where, field, str(value)[:40], f"a number in 0..{_MOST_BYTES:g}")
+
+
+def _refuse(where: str, field: str, given: str, expected: str) -> None:
+    raise InputError(f"field {field}: {given}", where=where, expected=expected)
