@@ -59,7 +59,7 @@ check: $(VENV)/.dev
 	    -e '(^|[^[:alnum:]_.])/(wor[k]|tm[p]|roo[t]|hom[e])($$|[^[:alnum:]_])' -e 'pyp[i]\.org|pythonhoste[d]\.org' \
 	    src tests docs benchmarks .ci Makefile README.md pyproject.toml .gitignore
 
-bench: $(VENV)/.base
+bench: $(VENV)/.oracle
 	@missed=0; for script in benchmarks/*.py; do $(BIN)/python "$$script" || missed=1; done; exit $$missed
 
 clean:

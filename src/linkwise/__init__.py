@@ -23,7 +23,9 @@ if TYPE_CHECKING:
         models,
         plan,
         save,
+        traffic,
     )
+    from linkwise.api_place import Placement, place
     from linkwise.core.errors import InputError, LinkwiseError, NotUnderstood, Undecidable
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "LinkwiseError",
     "NoPlan",
     "NotUnderstood",
+    "Placement",
     "Plan",
     "Undecidable",
     "__version__",
@@ -43,16 +46,20 @@ __all__ = [
     "hardware",
     "load",
     "models",
+    "place",
     "plan",
     "save",
+    "traffic",
 ]
+_PLACE = ("Placement", "place")
 _ERRORS = ("InputError", "LinkwiseError", "NotUnderstood", "Undecidable")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'linkwise' has no attribute {name!r}")
-    return getattr(import_module("linkwise.core.errors" if name in _ERRORS else "linkwise.api"), name)
+    home = "core.errors" if name in _ERRORS else "api_place" if name in _PLACE else "api"
+    return getattr(import_module(f"linkwise.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from linkwise.core.files import read_bytes, write_bytes
 from linkwise.core.layout import Layout
 from linkwise.core.schema import FIT_SCHEMA, HANDOFF_SCHEMA, NOPLAN_SCHEMA, PLAN_SCHEMA, decode_json, encode_json
 from linkwise.model.types import Model
-from linkwise.plan import handoff_types, types
+from linkwise.plan import handoff_types, traffic_types, types
 from linkwise.plan.disaggregate import Disaggregation
 from linkwise.plan.handoff_types import HandoffOptions
 
@@ -73,6 +73,15 @@ class Handoff(handoff_types.Handoff, frozen=True, kw_only=True):
         from linkwise.report.text import wrapped
 
         return wrapped(screen(self, self.mixed, self.verdict, self.unserved))
+
+
+class Traffic(traffic_types.Traffic, frozen=True, kw_only=True):
+    """The answer of `traffic`: plan/traffic_types.py says what it holds. Its repr is the command's picture."""
+
+    def __repr__(self) -> str:
+        from linkwise.report.traffic import summary
+
+        return "\n".join(summary(self))
 
 
 class _Head(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ reads, with a repr a person reads, written to a file by `save` and read by `load
 
 import difflib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -17,7 +18,7 @@ import msgspec
 
 from linkwise import doors
 from linkwise import settings as _settings
-from linkwise.answers import Fit, Handoff, NoPlan, Plan, as_kind, load, save
+from linkwise.answers import Fit, Handoff, NoPlan, Plan, Traffic, as_kind, load, save
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from linkwise.plan.textbook import Worked
     from linkwise.report.compare import Comparison
 
-__all__ = ["Fit", "Handoff", "NoPlan", "Plan", "load", "save"]
-__all__ += ["compare", "engines", "explain", "fit", "handoff", "hardware", "models", "plan"]
+__all__ = ["Fit", "Handoff", "NoPlan", "Plan", "Traffic", "load", "save"]
+__all__ += ["compare", "engines", "explain", "fit", "handoff", "hardware", "models", "plan", "traffic"]
 
 
 def fit(
@@ -50,7 +51,7 @@ def fit(
     """
     given = _settings.check(settings)
     options, workload, by = _settings.options(given), _settings.workload(given), doors.engine(engine)
-    where = _cluster(on)
+    where = _cluster(on, given)
     what = _model(model, given)
     fixed = _fixed(_settings.degrees(given), what, where)
     from linkwise.plan.fit import fit as decide
@@ -78,7 +79,7 @@ def plan(
     given = _settings.check(settings)
     options, workload = _settings.options(given), _settings.workload(given)
     by = doors.engine("vllm" if engine is None else engine)
-    where = _cluster(on)
+    where = _cluster(on, given)
     if not from_command:
         if model is None:
             raise InputError("no model", expected="a model, or a command that names one (--from-command)")
@@ -154,6 +155,10 @@ def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str =
         )
     if isinstance(value, Handoff):
         return _explain_handoff(value, path)
+    if isinstance(value, types.Plan) and path.startswith("link:"):
+        from linkwise.plan.link_chain import explain_link
+
+        return explain_link(value, path)
     from linkwise.plan.explain import explain as chain_behind
 
     return chain_behind(value, path)
@@ -233,7 +238,7 @@ def handoff(
     options, workload, by = _settings.options(given), _settings.workload(given), doors.engine(engine)
     if workload.rate_per_s is None:
         raise InputError("no rate", where="handoff", expected="requests per second, such as 20/s")
-    where = _cluster(on)
+    where = _cluster(on, given)
     what = _model(model, given)
     found = decide(
         what,
@@ -285,6 +290,24 @@ def _noted(answer: Handoff, note: str) -> Handoff:
     return msgspec.structs.replace(answer, notes=(*answer.notes, note))
 
 
+def traffic(
+    source: "str | Path | types.Plan",
+    *,
+    step: str = "decode",
+    placement: tuple[int, ...] | None = None,
+    replica: int | None = None,
+    algorithms: Mapping[str, str] | None = None,
+) -> Traffic:
+    """Bytes on every link in one step of a plan (value or file), and which link is busy longest.
+
+    step: prefill, decode or mixed. placement: devices in rank order, replica after replica (None = the plan's own).
+    replica: count this one alone. algorithms: by kind, in place of the plan's, such as {"all_reduce": "tree"}.
+    """
+    from linkwise.plan.traffic import traffic as count
+
+    return as_kind(Traffic, count(_plan_of(source), step, placement, replica=replica, algorithms=algorithms))
+
+
 def models() -> "tuple[catalogue.Entry, ...]":
     """Models known by name, with the sources of their facts."""
     from linkwise.model.catalogue import entries
@@ -321,13 +344,20 @@ def _model(model: str | Path | Model, given: Settings) -> Model:
     return found
 
 
-def _cluster(on: str | Path | Cluster) -> Cluster:
+def _cluster(on: str | Path | Cluster, given: Settings | None = None) -> Cluster:
+    """The cluster, with the constants of the calibration that the settings name."""
     from linkwise.cluster.read import load as read
 
     doors.of_type(on, (str, Path, Cluster), "on", "a cluster such as 2x8xh100-sxm, a YAML file, or a Cluster")
     if on == "":
         raise InputError("no cluster", where="--on", expected="a cluster such as 2x8xh100-sxm, or a YAML file")
-    return doors.again(on, "on") if isinstance(on, Cluster) else read(str(on))
+    found: Cluster = doors.again(on, "on") if isinstance(on, Cluster) else read(str(on))
+    path = (given or {}).get("calibration")
+    if path is None:
+        return found
+    from linkwise.measure import calibration
+
+    return calibration.apply(calibration.load(path), found, path)
 
 
 def _degrees_of(layout: Layout) -> dict[str, int]:

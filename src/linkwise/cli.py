@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linkwise import api, settings, streams
+from linkwise import api, cli_cluster, cli_lab, cli_measure, cli_place, cli_traffic, settings, streams
 from linkwise._version import __version__
 from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.printable import MAX_ECHO, clipped
@@ -235,7 +235,9 @@ def compare(
     return YES
 
 
-@_command("rate", "osl", "ttft", "tpot", "kv_dtype", "weights", "utilization", "max_batched_tokens", "max_seqs")
+@_command(
+    "rate", "osl", "ttft", "tpot", "kv_dtype", "weights", "utilization", "max_batched_tokens", "max_seqs", "calibration"
+)
 def handoff(
     model: ModelName,
     on: On,
@@ -283,6 +285,12 @@ def handoff(
             screens.links(found) if links else (),
         )
     return YES if found.holds else NO
+
+
+_command()(cli_place.place)
+_command()(cli_measure.measure)
+_command()(cli_measure.check)
+_command()(cli_lab.lab)
 
 
 @_command()
@@ -352,6 +360,10 @@ def _version(wanted: bool) -> None:
     if wanted:
         streams.write(f"linkwise {__version__}")
         raise typer.Exit()
+
+
+cli_cluster.register(app, _print, _print_json)
+cli_traffic.register(_command(), _print, _print_json, lambda: _kept("plan"))
 
 
 @app.callback()

@@ -16,6 +16,8 @@ from linkwise.core.schema import Frozen, convert
 from linkwise.engine.base import Engine
 from linkwise.engine.registry import get
 from linkwise.model.types import Model
+from linkwise.plan.sound import check
+from linkwise.plan.types import Plan
 from linkwise.settings import Settings
 
 # A release as engines number them, ASCII digits: 0.11, v0.11.0, 1.0.0rc1, 0.5.10.post1, 0.9.1.dev3+cu128.
@@ -109,3 +111,5 @@ def saved(value: Any, where: str) -> None:
             where=where,
             expected="groups that the cluster holds",
         )
+    if isinstance(value, Plan):
+        check(value, where)

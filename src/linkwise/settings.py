@@ -23,6 +23,7 @@ class Word(NamedTuple):
 
 
 _LAYOUT, _MEMORY, _MOE, _LOAD = "Layout", "Engine settings", "Experts", "Workload"
+_MEASURED = "Measured"
 
 
 class Settings(TypedDict, total=False):
@@ -62,6 +63,8 @@ class Settings(TypedDict, total=False):
     tpot: Annotated[str | float, Word(_LOAD, "target time per output token after it, such as 40ms", "TIME")]
     burst: Annotated[float, Word(_LOAD, "KV headroom over the mean number of requests in flight", "FACTOR")]
     prefix_hit: Annotated[float, Word(_LOAD, "share of prompt tokens found in the prefix cache", "SHARE")]
+
+    calibration: Annotated[str, Word(_MEASURED, "what the links gave, as linkwise measure -o writes it", "FILE")]
 
 
 _DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep", "sequence_sharded")

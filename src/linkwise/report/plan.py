@@ -8,8 +8,10 @@ from linkwise.cluster.types import Tier
 from linkwise.core.layout import AXES
 from linkwise.core.quantity import value_of
 from linkwise.core.units import GB, show_bytes, show_count, show_time
+from linkwise.plan.explain import subject
 from linkwise.plan.operate import in_flight, prompt_chunks, step_requests
 from linkwise.plan.time import port_bandwidth, spans
+from linkwise.plan.traffic import traffic
 from linkwise.plan.types import Candidate, NoPlan, Op, Plan, Rejection, Shortfall, StepTime
 from linkwise.report.text import (
     Verbatim,
@@ -19,6 +21,7 @@ from linkwise.report.text import (
     memory_line,
     missing,
     rank_table,
+    rank_words,
     remarks,
     table,
     times_adding_up,
@@ -82,16 +85,21 @@ def ranks(plan: Plan) -> "list[str | Table]":
 
 
 def links(plan: Plan) -> "list[str | Table]":
-    """Bytes per step and rank by tier, then every op of each step."""
+    """Bytes per step by tier, as `linkwise traffic` counts them, then every op of each step."""
     tiers = _tiers(plan)
     steps = {"prefill": plan.prefill, "decode": plan.decode, "mixed": plan.mixed}
+    moved = {step: traffic(plan, step) for step in steps}
     rows = []
     for tier in Tier:
-        moved = {step: _sent(ops, tiers, tier) for step, ops in steps.items()}
-        if any(moved.values()):
-            rows.append([tier.value, *_port(plan, tier), *(show_bytes(moved[step]) for step in steps)])
-    heads = ["tier", "link", ">usable a port", *(f">{step}" for step in steps)]
-    blocks: list[str | Table] = [table(heads, rows, title="sent by one rank in a step, busiest stage")]
+        totals = {step: next((t for t in found.tiers if t.tier == tier), None) for step, found in moved.items()}
+        if any(totals.values()):
+            step, total = next((step, total) for step, total in totals.items() if total)
+            link = moved[step].load(total.busiest)
+            sent = (show_bytes(total.sent_bytes if total else 0) for total in totals.values())
+            rows.append([tier.value, link.kind, f"{link.effective_Bps / GB:.0f} GB/s", *sent])
+    heads = ["tier", "busiest link", ">usable", *(f">{step}" for step in steps)]
+    title = "sent by one rank in a step, the one that sends most"
+    blocks: list[str | Table] = [table(heads, rows, title=title)]
     if not rows:
         blocks = ["nothing crosses a link inside a replica"]
     for step, ops in steps.items():
@@ -147,7 +155,7 @@ def _placement(plan: Plan) -> list[str]:
     for replica, devices in enumerate(plan.rank_grid):
         for node in dict.fromkeys(plan.cluster.node_of(d) for d in devices):
             ranks_here = [r for r, d in enumerate(devices) if plan.cluster.node_of(d) == node]
-            span = f"rank {ranks_here[0]}" if len(ranks_here) == 1 else f"ranks {ranks_here[0]}-{ranks_here[-1]}"
+            span = rank_words(tuple(ranks_here))
             nodes.setdefault(node, []).append(f"replica {replica} {span}" if plan.replicas > 1 else span)
     shown = [f"node {node}: {_joined(where)}" for node, where in list(nodes.items())[:4]]
     more = f" | ... {len(nodes) - 4} more nodes (--ranks)" if len(nodes) > 4 else ""
@@ -303,21 +311,8 @@ def _short(short: Shortfall) -> str:
 
 
 def _tiers(plan: Plan) -> dict[str, Tier]:
-    places = spans(plan.layout, plan.cluster)
+    places = subject(plan).places
     return {axis: places[axis].tier for axis in AXES if axis in places}
-
-
-def _sent(ops: tuple[Op, ...], tiers: dict[str, Tier], tier: Tier) -> float:
-    by_stage: Counter[int] = Counter()
-    for op in ops:
-        if tiers.get(op.group) is tier:
-            by_stage[op.stage] += op.repeat * op.wire_sent_bytes
-    return max(by_stage.values(), default=0)
-
-
-def _port(plan: Plan, tier: Tier) -> tuple[str, str]:
-    kind, _ = plan.cluster.port(tier)
-    return kind, f"{plan.cluster.bandwidth(tier) / GB:.0f} GB/s"
 
 
 def _op_table(plan: Plan, ops: tuple[Op, ...], tiers: dict[str, Tier], step: str) -> "Table":

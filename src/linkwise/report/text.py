@@ -255,7 +255,7 @@ def rank_table(ledger: Ledger) -> "list[str | Table]":
         ("requests", [show_count(r.requests) for r in ledger.ranks]),
     ):
         rows.append([label, *value, ""])
-    heads = [f">{rank.rank_class} ({_span(rank.ranks)})" for rank in ledger.ranks]
+    heads = [f">{rank.rank_class} ({rank_words(rank.ranks)})" for rank in ledger.ranks]
     blocks: list[str | Table] = [table(["state", *heads, ""], rows, title="memory by rank class")]
     if ledger.host:
         blocks.append(
@@ -266,7 +266,7 @@ def rank_table(ledger: Ledger) -> "list[str | Table]":
     return blocks
 
 
-def _span(ranks: tuple[int, ...]) -> str:
+def rank_words(ranks: tuple[int, ...]) -> str:
     """0-7 / 0, 2, 4"""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
