@@ -94,28 +94,6 @@ def _measured(hardware: str, algorithm: str, ranks: str, low: int, high: int) ->
     ]
 
 
-@pytest.mark.parametrize(
-    ("hardware", "algorithm", "ranks", "preset", "within"),
-    [
-        # A factor the uncalibrated figure must stay inside, both ways: it is one figure for a family of machines.
-        ("8xH20", "NCCL", "8", "8xh20", 1.75),
-        ("1 host, 4xGB200", "Ring", "4", "4xgb200", 1.25),
-        ("ND H200 v5", "NVLS", "8", "8xh200-sxm", 1.6),
-        ("8x RTX4090 dual", "NCCL", "8", "8xrtx-4090", 1.1),
-        ("2x8 H20", "NVLSTree", "16", "2x8xh20", 1.1),
-    ],
-)
-def test_small_all_reduce(hardware: str, algorithm: str, ranks: str, preset: str, within: float) -> None:
-    cluster = presets.shorthand(preset)
-    tier = cluster.tier(tuple(range(cluster.size)))
-    base, step = cluster.constants.latency("nccl", tier)
-    predicted = base + step * 2 * (int(ranks) - 1)
-    measured = _measured(hardware, algorithm, ranks, 0, 16384)
-    assert measured
-    for _, time_us in measured:
-        assert 1 / within <= predicted / time_us <= within
-
-
 def test_custom_one_shot() -> None:
     cluster = presets.shorthand("8xb300")
     base, step = cluster.constants.latency("custom", Tier.ISLAND)
