@@ -22,7 +22,8 @@ from linkwise.engine.base import Options
 from linkwise.engine.registry import get
 from linkwise.model.read import load as model
 from linkwise.plan.placement import place
-from linkwise.plan.step import decode_batch, freeze, step_ops
+from linkwise.plan.batch import decode_batch
+from linkwise.plan.step import freeze, step_ops
 layout, engine = Layout({degrees}), get("{engine}")
 ops = freeze(step_ops(model("{model}"), layout, engine, {batch}, Options()))
 found = place(layout, load("128x8xh100-sxm"), {{"step": ops}}, {{"step": 1.0}})
