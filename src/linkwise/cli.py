@@ -2,7 +2,6 @@
 
 import errno
 import inspect
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,9 @@ import typer
 
 from linkwise import api, cli_cluster, cli_lab, cli_measure, cli_place, cli_traffic, settings, streams
 from linkwise._version import __version__
+from linkwise.cli_base import BAD_INPUT, INTERNAL, INTERRUPTED, NO, YES, keep, kept, print_blocks, print_json
 from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.printable import MAX_ECHO, clipped
-from linkwise.core.schema import encode_json
-
-YES, NO, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 70, 130
 
 _KEPT = ("fit", "plan", "handoff")  # results that `explain fit:PATH` finds again
 
@@ -128,13 +125,13 @@ def fit(
 ) -> int:
     """Does it fit? What is the first thing that does not?"""
     found = api.fit(model, on, engine=engine, **settings)
-    _keep("fit", found)
+    keep("fit", found)
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         from linkwise.report import fit as screens
 
-        _print(screens.screen(found), screens.ranks(found) if ranks else ())
+        print_blocks(screens.screen(found), screens.ranks(found) if ranks else ())
     return YES if found.fits else NO
 
 
@@ -160,17 +157,17 @@ def plan(
     from linkwise.report import plan as screens
 
     if isinstance(found, api.NoPlan):
-        _print_json(found) if json else _print(screens.no_plan(found), screens.rejected(found) if rejected else ())
+        print_json(found) if json else print_blocks(screens.no_plan(found), screens.rejected(found) if rejected else ())
         if output:
             streams.say(f"note: there is no plan to write to {output}")
         return NO
-    _keep("plan", found)
+    keep("plan", found)
     if output:
         api.save(found, output)
     if json:
-        _print_json(found)
+        print_json(found)
     else:
-        _print(
+        print_blocks(
             screens.screen(found),
             screens.why(found) if why else (),
             screens.ranks(found) if ranks else (),
@@ -200,20 +197,20 @@ def explain(
             raise InputError(f"{path!r} beside 'seed:', which lists the calculations", expected="seed:ID PATH")
         from linkwise.plan.textbook import chains
 
-        _print_json(dict(chains())) if json else _print(screens.worked(chains()))
+        print_json(dict(chains())) if json else print_blocks(screens.worked(chains()))
         return YES
     if colon and kind in _KEPT:
         if path and rest:
             raise InputError(f"two paths: {rest!r} and {path!r}", expected=f"{kind}:PATH alone")
-        value: Any = _kept(kind)
+        value: Any = kept(kind)
         path = rest or path
     else:
         value = source if kind == "seed" else api.load(source)
     if not path and not isinstance(value, str | api.NoPlan):
-        _print_json(value.figures) if json else _print(screens.paths(value.figures))
+        print_json(value.figures) if json else print_blocks(screens.paths(value.figures))
         return YES
     found = api.explain(value, path)
-    _print_json(screens.data(found)) if json else _print(screens.screen(found))
+    print_json(screens.data(found)) if json else print_blocks(screens.screen(found))
     return YES
 
 
@@ -227,11 +224,11 @@ def compare(
     """Two plans side by side: memory, bytes, time, failure boundary."""
     found = api.compare(a, b)
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         from linkwise.report.compare import screen
 
-        _print(screen(found))
+        print_blocks(screen(found))
     return YES
 
 
@@ -273,13 +270,13 @@ def handoff(
         factors=HandoffOptions(connector=connector, decode_device=decode_device, retry_share=retry_share),
         **settings,
     )
-    _keep("handoff", found)
+    keep("handoff", found)
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         from linkwise.report import handoff as screens
 
-        _print(
+        print_blocks(
             screens.screen(found, found.mixed, found.verdict, found.unserved),
             screens.ranks(found) if ranks else (),
             screens.links(found) if links else (),
@@ -313,47 +310,12 @@ def engines(*, json: Json = False) -> int:
 
 def _table(name: str, values: tuple[Any, ...], json: bool) -> int:
     if json:
-        _print_json(values)
+        print_json(values)
     else:
         from linkwise.report import catalogues
 
-        _print(getattr(catalogues, name)(values))
+        print_blocks(getattr(catalogues, name)(values))
     return YES
-
-
-def _print_json(value: Any) -> None:
-    streams.write(encode_json(value).decode())
-
-
-def _print(*blocks: Any) -> None:
-    from linkwise.report.text import render
-
-    streams.write("\n".join(render(block, sys.stdout) for block in blocks if block))
-
-
-def _cache(kind: str) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "linkwise" / f"last-{kind}.json"
-
-
-def _keep(kind: str, value: Any) -> None:
-    """Keep the last result for `explain fit:...`. A machine without a writable cache is told, not stopped."""
-    try:
-        path = _cache(kind)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        api.save(value, path, private=True)
-    except (OSError, RuntimeError, InputError) as error:
-        streams.say(f"note: this result is not kept for `explain {kind}:`: {error}")
-
-
-def _kept(kind: str) -> Any:
-    path = _cache(kind)
-    if not os.path.lexists(path):
-        raise InputError(f"no last {kind}", where=str(path), expected=f"a `linkwise {kind}` run before")
-    value = api.load(path)
-    if type(value) is not {"fit": api.Fit, "plan": api.Plan, "handoff": api.Handoff}[kind]:
-        raise InputError(f"holds a {type(value).__name__}", where=str(path), expected=f"what `linkwise {kind}` keeps")
-    return value
 
 
 def _version(wanted: bool) -> None:
@@ -362,8 +324,8 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-cli_cluster.register(app, _print, _print_json)
-cli_traffic.register(_command(), _print, _print_json, lambda: _kept("plan"))
+cli_cluster.register(app, print_blocks, print_json)
+cli_traffic.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 
 
 @app.callback()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linkwise import cli_base
 from linkwise.cli_traffic import _devices
 from linkwise.core.units import parse_time, show_bytes, show_count, show_time
 
@@ -35,7 +36,6 @@ def lab(
 
     Needs Linux with iproute2, and root or user namespaces. Exit code 1: a rank failed, or did not end in time.
     """
-    from linkwise import cli  # it imports this module to register the command
     from linkwise.cluster.read import load
     from linkwise.measure.lab import run_lab, wiring
 
@@ -43,8 +43,8 @@ def lab(
     seconds = parse_time(timeout, where="--timeout")
     sys.stdout.flush()
     found = run_lab(built, tuple(command), timeout_s=seconds, stdout=sys.stderr.fileno() if json else None)
-    cli._print_json(found) if json else cli._print(_screen(found, every=all_))
-    return cli.YES if found.ok else cli.NO
+    cli_base.print_json(found) if json else cli_base.print_blocks(_screen(found, every=all_))
+    return cli_base.YES if found.ok else cli_base.NO
 
 
 def _screen(found: "LabResult", *, every: bool) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from linkwise import api
+from linkwise import api, cli_base
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 from linkwise.core.units import parse_time
@@ -107,7 +107,6 @@ def check(
     json: Json = False,
 ) -> int:
     """Is every participant there, where it should be, and as fast as its peers? Exit code 1: no; 3: undecided."""
-    from linkwise import cli  # it imports this module to register the command
 
     if not on and not plan:
         raise InputError("neither a cluster nor a plan", expected="--on CLUSTER, --plan FILE or both")
@@ -125,11 +124,11 @@ def check(
     if found is None:
         return 0
     if json:
-        cli._print_json(found)
+        cli_base.print_json(found)
     else:
         from linkwise.report import measure as screens
 
-        cli._print(screens.check(found), screens.check_ranks(found) if ranks_table else ())
+        cli_base.print_blocks(screens.check(found), screens.check_ranks(found) if ranks_table else ())
     return found.exit_code
 
 
@@ -164,7 +163,6 @@ def _swept(
 
 
 def _calibrated(found: "Calibration", where: "Cluster | None", output: Path | None, all_: bool, json: bool) -> int:
-    from linkwise import cli
     from linkwise.measure.calibration import dump
     from linkwise.report import measure as screens
 
@@ -172,9 +170,9 @@ def _calibrated(found: "Calibration", where: "Cluster | None", output: Path | No
     if output is not None:
         write_bytes(output, dump(found).encode())
     if json:
-        cli._print_json(found)
+        cli_base.print_json(found)
     else:
-        cli._print(
+        cli_base.print_blocks(
             screens.calibration(found, str(output or "")),
             screens.samples(found) if all_ else (),
         )
@@ -182,7 +180,6 @@ def _calibrated(found: "Calibration", where: "Cluster | None", output: Path | No
 
 
 def _rehearsed(start: "Start", planned: "Plan", step: str, timeout: str, backend: str, json: bool) -> int:
-    from linkwise import cli
     from linkwise.measure.laid import machine_notes
     from linkwise.measure.rehearse import rehearse
 
@@ -194,11 +191,11 @@ def _rehearsed(start: "Start", planned: "Plan", step: str, timeout: str, backend
     if found is None:
         return 0
     if json:
-        cli._print_json(found)
+        cli_base.print_json(found)
     else:
         from linkwise.report import measure as screens
 
-        cli._print(screens.rehearsal(found))
+        cli_base.print_blocks(screens.rehearsal(found))
     return 0 if found.as_planned else 1
 
 

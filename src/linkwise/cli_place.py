@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linkwise import api_place, streams
+from linkwise import api_place, cli_base, streams
 from linkwise.core.errors import InputError
 
 
@@ -36,7 +36,6 @@ def place(
     ] = False,
 ) -> int:
     """Which device takes which rank, for the least communication time? Exit code 1: no layout is feasible."""
-    from linkwise import cli  # it imports this module to register the command
     from linkwise.plan.binding import text
     from linkwise.report import placement as screens
 
@@ -46,18 +45,18 @@ def place(
         raise InputError("--replica or --hosts without --as", expected="--as and what to print")
     given = {name: value for name, value in settings.items() if value is not None}
     found = api_place.place(
-        cli._kept("plan") if source == "plan:" else source, on, engine=engine, handoff=handoff, **given
+        cli_base.kept("plan") if source == "plan:" else source, on, engine=engine, handoff=handoff, **given
     )
     if not isinstance(found, api_place.Placement):
         from linkwise.report.plan import no_plan
 
-        cli._print_json(found) if json else cli._print(no_plan(found))
-        return cli.NO
+        cli_base.print_json(found) if json else cli_base.print_blocks(no_plan(found))
+        return cli_base.NO
     if kind:
         names = tuple(name.strip() for name in hosts.split(",")) if hosts else ()
         streams.write(text(found, kind, replica or 0, names))
     elif json:
-        cli._print_json(found)
+        cli_base.print_json(found)
     else:
-        cli._print(screens.screen(found), screens.ranks(found) if ranks else ())
-    return cli.YES
+        cli_base.print_blocks(screens.screen(found), screens.ranks(found) if ranks else ())
+    return cli_base.YES

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cluster.strategies import clusters
 
+from linkwise.cluster.links import links
 from linkwise.cluster.presets import shorthand
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
@@ -69,3 +70,13 @@ def test_a_smaller_group_on_an_island_never_has_a_wider_port(cluster: Cluster, d
     small, large = sorted(data.draw(st.tuples(st.integers(2, 32), st.integers(2, 32))))
     assert cluster.bandwidth(Tier.ISLAND, small) <= cluster.bandwidth(Tier.ISLAND, large)
     assert cluster.bandwidth(Tier.ISLAND, large) <= cluster.bandwidth(Tier.ISLAND)
+
+
+def test_a_mesh_pair_has_its_one_link_however_many_peers_are_present():
+    # MI300X: seven links of 64 GB/s, one to each of seven peers (ROCm topology; 448 / 7)
+    for text in ("2xmi300x", "4xmi300x", "8xmi300x"):
+        cluster = shorthand(text)
+        assert cluster.port(Tier.ISLAND, 2)[1] == pytest.approx(64e9)
+        assert next(x for x in links(cluster) if (x.src, x.dst) == ("d0", "d1")).spec_Bps == pytest.approx(64e9)
+    assert shorthand("8xmi300x").port(Tier.ISLAND, 8)[1] == pytest.approx(448e9)
+    assert shorthand("4xmi300x").port(Tier.ISLAND)[1] == pytest.approx(3 * 64e9)

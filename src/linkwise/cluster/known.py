@@ -21,6 +21,7 @@ class _Scaleup(Frozen, frozen=True, kw_only=True):
     GBps: float
     links: int
     mesh: bool = False
+    peers: int = 0
 
 
 class _Entry(Frozen, frozen=True, kw_only=True):
@@ -129,6 +130,7 @@ def accelerator(canonical: str) -> Accelerator:
         scaleup_links=scaleup.links if scaleup else 0,
         scaleup_kind=scaleup.kind if scaleup else "",
         scaleup_mesh=bridged or bool(scaleup and scaleup.mesh),
+        scaleup_peers=1 if bridged else scaleup.peers if scaleup else 0,
         pcie_Bps=entry.host_GBps * 1e9 if entry.host_GBps else PCIE_BPS.get(entry.pcie, 0.0),
         host_link=entry.host_link,
         p2p=entry.p2p,

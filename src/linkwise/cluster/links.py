@@ -25,6 +25,7 @@ class _Shape(Frozen, frozen=True, kw_only=True):
     per_node: int
     island: int
     mesh: bool
+    peers: int
     nics: int
     rail: bool
     scaleup: tuple[str, float, float]
@@ -57,6 +58,7 @@ def _shape(cluster: Cluster) -> _Shape:
         per_node=cluster.devices_per_node,
         island=cluster.island_size,
         mesh=accelerator.scaleup_mesh,
+        peers=max(cluster.island_size - 1, accelerator.scaleup_peers, 1),
         nics=cluster.nics_per_node if cluster.fabric != "none" else 0,
         rail=cluster.fabric == "rail",
         scaleup=wire(accelerator.scaleup_kind, accelerator.scaleup_Bps),
@@ -226,7 +228,7 @@ def _link(shape: _Shape, src: str, dst: str) -> Link:
         kind, spec, effective = shape.scaleup
     elif kinds == {"d"}:
         kind, spec, effective = shape.scaleup
-        spec, effective = spec / (shape.island - 1), effective / (shape.island - 1)
+        spec, effective = spec / shape.peers, effective / shape.peers
     elif kinds == {"d", "host"}:
         kind, spec, effective = shape.host
     elif kinds == {"d", "nic"}:

@@ -40,6 +40,7 @@ class Accelerator(Frozen, frozen=True, kw_only=True):
     flops: dense peak by compute dtype: bf16, fp8, fp4. A missing key means the device has no such units.
     scaleup_Bps: sum of scale-up links of one device per direction; 0 when it has none. scaleup_mesh: the links go
         straight to each peer (bridges, xGMI), so two devices share only their own link; False = through a switch.
+        scaleup_peers: over how many peers a mesh spreads them, present or not; 0 = over those of the island.
     pcie_Bps, host_link: the device's link to its host, and the kind of that link (pcie, c2c).
     p2p: True when devices can read each other's memory directly over PCIe (consumer cards cannot; see note).
     capability: CUDA compute capability as major*10 + minor; 0 for other makers.
@@ -63,6 +64,7 @@ class Accelerator(Frozen, frozen=True, kw_only=True):
     confidence: str = "V"
     driver_memory_bytes: int = 0
     scaleup_mesh: bool = False
+    scaleup_peers: int = 0
     host_link: str = "pcie"
     note: str = ""
 
@@ -368,8 +370,9 @@ class Cluster(Frozen, frozen=True, kw_only=True):
             return device.scaleup_kind, (self._joined_Bps(members) if members else 0.0) or min(rates, default=0.0)
         if tier is Tier.ISLAND:
             share = 1.0
-            if device.scaleup_mesh and ranks is not None and self.island_size > 1:
-                share = min(1.0, (max(ranks, 2) - 1) / (self.island_size - 1))
+            if device.scaleup_mesh and self.island_size > 1:
+                ranks = self.island_size if ranks is None else ranks
+                share = min(1.0, (max(ranks, 2) - 1) / max(self.island_size - 1, device.scaleup_peers))
             return device.scaleup_kind, device.scaleup_Bps * share
         if tier is Tier.NODE:
             return self.host_kind, device.pcie_Bps

@@ -14,7 +14,7 @@ from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model, Split
 from linkwise.plan.ledger import ledger_figures
-from linkwise.plan.textbook import Figures, Inputs, Worked, cluster, compare, step
+from linkwise.plan.textbook.base import Figures, Inputs, Worked, cluster, compare, step
 from linkwise.workload.types import Workload
 
 GIVEN = Quantity.given

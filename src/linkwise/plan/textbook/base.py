@@ -1,16 +1,7 @@
-"""The worked calculations of the textbook, each as chains a reader can follow by hand, beside the ledger's own figure.
-
-They run through the functions that every plan runs through, under convention `textbook`; what a real engine does on top
-stands beside each with its name.
-
-    chains()                                  # ids and titles
-    chain("tp_all_reduce_bytes")              # from the catalogue's facts
-    chain("pipeline_bubble")                  # print it: inputs, formulas, results
-    chain("all_gather_boundary", {"ranks": 8, "shard_bytes": 1024})
-"""
+"""What every worked calculation is made of: its inputs, its answer, and how a difference is said."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from linkwise.cluster.types import Cluster
@@ -148,29 +139,3 @@ def step(name: str, number: Num, unit: str = "", note: str = "") -> Quantity:
         number if isinstance(number, Quantity) else Quantity.given(name, number, unit, "counted in the step's op list")
     )
     return Quantity(kept.value, unit or kept.unit, name, kept.source, kept.op or "=", kept.args or (kept,), note)
-
-
-def _all() -> dict[str, tuple[str, Callable[[Inputs], Worked]]]:
-    from linkwise.plan import textbook_choice, textbook_memory, textbook_traffic
-
-    return textbook_traffic.CHAINS | textbook_memory.CHAINS | textbook_choice.CHAINS
-
-
-def chains() -> list[tuple[str, str]]:
-    """Id and title of every worked calculation."""
-    return [(name, title) for name, (title, _) in _all().items()]
-
-
-def chain(id: str, inputs: Mapping[str, Any] | None = None) -> Worked:
-    """One worked calculation, from the catalogue's facts or from `inputs` that replace them.
-
-    Raises InputError for an unknown id, an unknown or unusable input, or one that contradicts the model.
-    """
-    known = _all()
-    if id not in known:
-        raise InputError(f"no worked calculation {id!r}"[:100], where="seed", expected="one of " + ", ".join(known))
-    title, work = known[id]
-    asked = Inputs(id, inputs)
-    found = work(asked)
-    asked.finish()
-    return found._replace(id=id, title=title)

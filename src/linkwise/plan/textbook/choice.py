@@ -12,7 +12,7 @@ from linkwise.plan.batch import decode_batch
 from linkwise.plan.build import plan
 from linkwise.plan.ledger import ledger
 from linkwise.plan.step import step_ops
-from linkwise.plan.textbook import Figures, Inputs, Worked, cluster, step
+from linkwise.plan.textbook.base import Figures, Inputs, Worked, cluster, step
 from linkwise.plan.time import group_seconds, place_of, spans
 from linkwise.plan.types import NoPlan
 from linkwise.workload.types import Workload

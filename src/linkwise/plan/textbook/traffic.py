@@ -16,7 +16,7 @@ from linkwise.plan.batch import decode_batch
 from linkwise.plan.collectives import all_gather, all_to_all, bubble
 from linkwise.plan.handoff import HandoffOptions, handoff_figures, prefill_seconds
 from linkwise.plan.step import step_ops
-from linkwise.plan.textbook import Figures, Inputs, Worked, cluster, compare, step
+from linkwise.plan.textbook.base import Figures, Inputs, Worked, cluster, compare, step
 from linkwise.plan.time import read_seconds, spans
 from linkwise.plan.types import Op
 from linkwise.plan.writer import Place
