@@ -7,7 +7,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.conformance import kv_rows
 
-
 # Sources of the memory constants in engine/facts/vllm.yaml.
 FITTED_ON = ("vllm#10517", "llm-d-planner", "vllm#15815", "vllm#13061")
 

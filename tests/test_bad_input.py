@@ -253,7 +253,7 @@ def test_words_that_make_no_command(refused: Run, words: list[str], message: str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "expected `object`, got `array`"),
+        ("[]", "not a JSON object"),
         ("{", "not valid JSON"),
         ("{}", "schema ''"),
         ('{"schema": "linkwise.plan/99"}', "schema 'linkwise.plan/99'"),

@@ -125,14 +125,13 @@ def load(path: str | Path) -> Plan | NoPlan | Fit | Handoff:
     """A plan, a refusal to plan, a fit or a handoff read back from its file, validated."""
     where = doors.path(path)
     text = read_bytes(where, max_bytes=MAX_PLAN_BYTES)
+    ours = f"a file written by linkwise plan -o ({PLAN_SCHEMA}), or by fit, plan or handoff with --json"
+    if not text.lstrip().startswith(b"{"):  # YAML (a cluster, a calibration), a table, an empty file
+        raise InputError("not a JSON object", where=where, expected=ours)
     schema = decode_json(text, _Head, where=where).schema
     kind = _KINDS.get(schema)
     if kind is None:
-        raise InputError(
-            f"schema {schema[:80]!r}",
-            where=where,
-            expected=f"a file written by linkwise plan -o ({PLAN_SCHEMA}), or by fit, plan or handoff with --json",
-        )
+        raise InputError(f"schema {schema[:80]!r}", where=where, expected=ours)
     value = decode_json(text, kind, where=where)
     doors.saved(value, where)
     return value

@@ -1,5 +1,7 @@
 """Node files and a fabric to a Cluster. Bandwidths are the accelerators' facts, counts are read off the small files."""
 
+from typing import Literal
+
 import msgspec
 import pytest
 from tests.cluster.machines import machine, matrix, square, text, without_nics
@@ -10,7 +12,7 @@ from linkwise.cluster.fabrics import FabricSpec, oversubscription
 from linkwise.cluster.identify import product
 from linkwise.cluster.lint import lint
 from linkwise.cluster.read import dump, parse
-from linkwise.cluster.topology import Fabric, Machine, Port
+from linkwise.cluster.topology import Fabric, Machine, Part, PathClass, Port, Wire
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.plan.collective_time import Group, ways
@@ -278,6 +280,64 @@ def test_hosts_of_a_fabric_alone_are_usual_machines() -> None:
     alone = combine([], fabric=tree(4, 2), accelerator="gb200")
     assert alone.island_size == 4
     assert any("names no NVLink domain" in note for note in alone.notes)
+
+
+def called(model: str, kind: Literal["nvlink", "xgmi"] = "nvlink", gpus: int = 8) -> Machine:
+    """GPUs of that name, each with a link to each."""
+    parts = tuple(Part(id=f"gpu{n}", kind="gpu", index=n, model=model) for n in range(gpus))
+    pairs = [(f"gpu{a}", f"gpu{b}") for a in range(gpus) for b in range(a + 1, gpus)]
+    wires = tuple(Wire(a=a, b=b, kind=kind) for a, b in pairs)
+    paths = {f"{a} {b}": PathClass.NVL for a, b in pairs}
+    return Machine(format="hwloc", source="t.xml", parts=parts, wires=wires, paths=paths)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "given", "said"),
+    [
+        ("gfx942", "xgmi", "h100-sxm", "gfx942"),
+        ("gfx942", "xgmi", "mi250x", "gfx942"),
+        ("", "xgmi", "h100-sxm", "xGMI between GPUs"),
+        ("", "nvlink", "mi300x", "NVLink between GPUs"),
+        ("NVIDIA H100 80GB HBM3", "nvlink", "mi300x", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA B200", "nvlink", "h100-sxm", "NVIDIA B200"),
+        ("sm80", "nvlink", "h100-sxm", "sm80"),  # H100 is of compute capability 9.0
+    ],
+)
+def test_an_accelerator_that_the_file_contradicts(
+    model: str, kind: Literal["nvlink", "xgmi"], given: str, said: str
+) -> None:
+    for device in (given, presets.accelerator(given)):
+        with pytest.raises(InputError, match=f"{given} is given, but t.xml says {said}"):
+            combine([called(model, kind)], accelerator=device)
+
+
+def test_an_accelerator_that_the_file_does_not_contradict() -> None:
+    assert combine([called("gfx942", "xgmi")], accelerator="mi325x").accelerator.name == "mi325x"
+    assert combine([called("sm90")], accelerator="h20").accelerator.name == "h20"
+    bridged = combine([called("NVIDIA A40", gpus=2)], accelerator="a40")
+    assert bridged.accelerator.name == "a40-bridged"
+    own = msgspec.structs.replace(presets.accelerator("h100-sxm"), name="h100-of-ours")
+    assert combine([called("NVIDIA H100 80GB HBM3")], accelerator=own).accelerator == own
+
+
+def test_a_product_the_catalogue_lacks() -> None:
+    with pytest.raises(InputError, match="the file says Tesla V100-SXM3-32GB, which is not in the catalogue"):
+        combine([called("Tesla V100-SXM3-32GB")])
+    found = combine([called("Tesla V100-SXM3-32GB")], accelerator="a100-80gb-sxm")
+    assert any("Tesla V100-SXM3-32GB, which is not in the catalogue: taken as a100" in n for n in found.notes)
+
+
+def test_switches_of_two_boards_make_one_island_when_the_file_says_so() -> None:
+    """Four GPUs on two switches; NVL between all, as hwloc has a DGX-2, or within each board alone."""
+    parts = [Part(id=f"gpu{n}", kind="gpu", index=n) for n in range(4)]
+    parts += [Part(id=f"nvswitch{n}", kind="switch", index=n) for n in range(2)]
+    wires = tuple(Wire(a=f"gpu{n}", b=f"nvswitch{n // 2}", kind="nvlink", count=6) for n in range(4))
+    for across, island in ((PathClass.NVL, 4), (PathClass.SYS, 2)):
+        paths = {
+            f"gpu{a} gpu{b}": PathClass.NVL if a // 2 == b // 2 else across for a in range(4) for b in range(a + 1, 4)
+        }
+        node = Machine(format="hwloc", source="t.xml", parts=tuple(parts), wires=wires, paths=paths)
+        assert combine([node], accelerator="a100-80gb-sxm").island_size == island
 
 
 def test_a_static_file_without_nvlink_gets_the_usual_islands() -> None:

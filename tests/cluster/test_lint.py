@@ -125,7 +125,8 @@ def test_peer_access_across_sockets() -> None:
 
 def test_no_peer_access() -> None:
     said = "$ nvidia-smi topo -p2p r\n\tGPU0\tGPU1\n GPU0\tX\tCNS\n GPU1\tCNS\tX\n"
-    (found,) = lint(machine(said))
+    found, untold = lint(machine(said))
+    assert (untold.rule, untold.sure) == ("no-paths", False)
     assert (found.rule, found.evidence) == ("no-peer-access", "gpu0 gpu1 CNS")
 
 
@@ -171,3 +172,16 @@ def test_evidence_stays_short_however_many_gpus() -> None:
     found = lint(Machine(format="nccl_xml", source="t", parts=parts, paths=paths))
     assert rules(found) == ["peer-across-sockets"]
     assert found[0].evidence.endswith(f"{count * (count - 1) // 2 - 8} more")
+
+
+def test_peer_access_alone_tells_nothing_of_the_links() -> None:
+    peers = "\tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n"
+    (found,) = lint(machine(peers))
+    assert (found.rule, found.sure) == ("no-paths", False)
+    assert found.evidence == "gpu0 gpu1 OK; no path class anywhere"
+
+
+def test_a_second_machine_in_the_file_is_not_judged() -> None:
+    (found,) = lint(machine(text(8, "NV18") + "\n\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n"))
+    assert (found.rule, found.sure) == ("matrix-not-read", False)
+    assert "another matrix, of 2 devices: not read" in found.evidence

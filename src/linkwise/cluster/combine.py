@@ -7,7 +7,7 @@ import msgspec
 from linkwise.cluster import fabrics, inside, known, presets
 from linkwise.cluster.detail import NodeDetail
 from linkwise.cluster.fabrics import FabricSpec
-from linkwise.cluster.identify import identify
+from linkwise.cluster.identify import check_labels, identify, labelled
 from linkwise.cluster.topology import Fabric, Machine, Part
 from linkwise.cluster.types import MAX_DEVICES, Accelerator, Cluster
 from linkwise.core.errors import InputError
@@ -46,6 +46,8 @@ def combine(
                 f"{len(machine.gpus)} GPUs", where=machine.source, expected=f"{size}, as in {machines[0].source}"
             )
     device = identify(machines, accelerator, notes)
+    if isinstance(fabric, Fabric) and (fabric.products or fabric.gpus):
+        check_labels(fabric, device, size)
     nics, details, regular = _details(machines, device, notes)
     island, details = _islands(machines[0], details, regular, device, count, fabric, notes)
     number, nic_Bps = _nics(nics, device, size, count, island, nic_Gbps, notes)
@@ -233,20 +235,16 @@ def _usual(
     """Hosts of which only the fabric is known: the accelerator's usual machine on each."""
     if not isinstance(fabric, Fabric):
         raise InputError("no node file", expected="a file of one machine, such as the output of nvidia-smi topo -m")
-    if not isinstance(accelerator, str):
-        raise InputError(
-            "the file says nothing of the machines",
-            where=fabric.source,
-            expected="a node file too, or --accelerator NAME",
-        )
-    device = presets.accelerator(accelerator, where="--accelerator")
+    device, count = labelled(fabric, accelerator, notes)
     usual = known.node(device.name)
-    base = presets.machines(device, nodes, usual.devices if usual else 1)
+    base = presets.machines(device, nodes, count or (usual.devices if usual else 1))
     size = base.devices_per_node
     trays = fabrics.trays(fabric, device, nodes, size, notes)
     island = size * trays if trays > 1 else min(base.island_size, size)
     kept = [note for note in base.notes if not note.startswith("trays are assumed")]
-    notes = [*kept, *notes, f"no node file: each host is taken as the usual {size} x {device.name}"]
+    taken = f"{size} x {device.name}, as labelled, and else" if count else f"the usual {size} x {device.name}"
+    rest = " usual" if count else ""
+    notes = [*kept, *notes, f"no node file: each host is taken as {taken}{rest}"]
     if usual and usual.domain and trays == 1:
         notes.append(f"{_name(fabric.source)} names no NVLink domain: each host is taken as an island of its own")
     number, nic_Bps = base.nics_per_node, base.nic_Bps

@@ -1,27 +1,41 @@
 """Which accelerator is it? By the name a driver gave it, or by its link counts alone."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from linkwise.cluster import inside, known, presets
-from linkwise.cluster.topology import Machine
+from linkwise.cluster.topology import Fabric, Machine
 from linkwise.cluster.types import Accelerator
 from linkwise.core.errors import InputError
 
 # Products whose name on the device is no alias of ours.
 _PRODUCTS = {"h100-80gb-hbm3": "h100-sxm", "h100-sxm5-80gb": "h100-sxm", "h200-141gb-hbm3e": "h200-sxm"}
 
+# What is no product: an architecture as NCCL's XML has it, or PCI numbers (hwloc, sysfs).
+_ARCHITECTURE = re.compile(r"(gfx|sm)([0-9a-f]+)")
+_NUMBERS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+# AMD's architectures by the products of ours that have them; RCCL also writes gfx90a as 910.
+_GFX = {
+    "90a": ("mi250x",),
+    "910": ("mi250x",),
+    "942": ("mi300x", "mi325x"),
+    "950": ("mi355x",),
+}
+
 
 def identify(machines: Sequence[Machine], given: str | Accelerator | None, notes: list[str]) -> Accelerator:
     """What the machines' GPUs are: as given, as the files name them, or as their link counts suggest, with a note.
 
-    Raises InputError when the files name several kinds, or nothing suggests one.
+    Raises InputError when the files name several kinds, another than the one given, or nothing suggests one.
     """
     first = machines[0]
     if isinstance(given, Accelerator):
+        _agree(machines, given, notes)
         return given
     if given is not None:
         device = presets.accelerator(given, where="--accelerator")
+        _agree(machines, device, notes)
     else:
         device = _named(machines, notes) or _guessed(first, notes)
     if any(inside.scaleup(machine).links for machine in machines) and not device.scaleup_Bps:
@@ -37,6 +51,115 @@ def identify(machines: Sequence[Machine], given: str | Accelerator | None, notes
     if device.note:
         notes.append(f"{device.name}: {device.note}")
     return device
+
+
+def labelled(fabric: Fabric, given: str | Accelerator | None, notes: list[str]) -> tuple[Accelerator, int]:
+    """What the hosts of a fabric are when no node file says: as given, or by their labels; and GPUs of one, or 0.
+
+    Raises InputError when labels differ, contradict what is given, or nothing says it.
+    """
+    for label, values in (("products", fabric.products), ("numbers of GPUs", fabric.gpus)):
+        if len(values) > 1:
+            raise InputError(
+                f"hosts with different {label}: {', '.join(map(str, values[:8]))}",
+                where=fabric.source,
+                expected="hosts of one kind, or a node file of each",
+            )
+    said = fabric.products[0] if fabric.products else ""
+    count = fabric.gpus[0] if fabric.gpus else 0
+    if isinstance(given, Accelerator):
+        raise InputError("no node file", where=fabric.source, expected="a node file too, or --accelerator NAME")
+    if given is not None:
+        device = presets.accelerator(given, where="--accelerator")
+        if said and _contradicts(said, device):
+            raise _other(device, fabric.source, said)
+        if said and product(said) is None:
+            notes.append(_stands_for(said, device))
+        return device, count
+    if not said:
+        states = f"only that a host has {count} GPUs" if count else "nothing of the machines"
+        raise InputError(
+            f"the file says {states}", where=fabric.source, expected="a node file too, or --accelerator NAME"
+        )
+    name = product(said)
+    if name is None:
+        raise _lacking(said, fabric.source)
+    notes.append(f"accelerator {name}: the nodes are labelled {said}")
+    return known.accelerator(name), count
+
+
+def check_labels(fabric: Fabric, device: Accelerator, size: int) -> None:
+    """Refuse labels of hosts that contradict their node files: another product, or another number of GPUs."""
+    said = next((name for name in fabric.products if _contradicts(name, device)), "")
+    number = next((count for count in fabric.gpus if count != size), 0)
+    if said or number:
+        raise InputError(
+            f"its hosts are labelled {said[:80] or f'with {number} GPUs'}, and the node files say "
+            f"{device.name if said else f'{size} GPUs'}",
+            where=fabric.source,
+            expected="node files and a fabric of the same hosts",
+        )
+
+
+def _other(device: Accelerator, source: str, said: str) -> InputError:
+    return InputError(
+        f"{device.name} is given, but {source} says {said[:80]}",
+        where="--accelerator",
+        expected="the accelerator the file is of, or left out",
+    )
+
+
+def _stands_for(said: str, device: Accelerator) -> str:
+    return f"the file says {said[:80]}, which is not in the catalogue: taken as {device.name}, as given"
+
+
+def _agree(machines: Sequence[Machine], device: Accelerator, notes: list[str]) -> None:
+    """Refuse an accelerator that the files contradict: another product, architecture, or kind of link.
+
+    A product the catalogue lacks contradicts nothing, and is said in a note.
+    """
+    for machine in machines:
+        models = dict.fromkeys(gpu.model for gpu in machine.gpus if gpu.model)
+        said = next((model for model in models if _contradicts(model, device)), "")
+        kinds = {wire.kind for wire in machine.wires if wire.kind in ("nvlink", "xgmi")}
+        if not said and device.scaleup_kind and kinds and not device.scaleup_kind.lower().startswith(tuple(kinds)):
+            said = f"{' and '.join('NVLink' if kind == 'nvlink' else 'xGMI' for kind in sorted(kinds))} between GPUs"
+        if said:
+            raise _other(device, machine.source, said)
+        if unknown := _unknown(machine):
+            notes.append(_stands_for(unknown, device))
+
+
+def _contradicts(model: str, device: Accelerator) -> bool:
+    """Whether what a file calls a GPU is known to be something else. A file of facts of one's own has its own name."""
+    if named := product(model):
+        own = known.names().get(device.name.lower()) is None
+        return not own and device.name.removesuffix("-bridged") != named
+    if not (match := _ARCHITECTURE.fullmatch(model)):
+        return False
+    kind, number = match.groups()
+    if kind == "sm":
+        return device.scaleup_kind == "xgmi" or (device.capability > 0 and str(device.capability) != number)
+    ours = {name for names in _GFX.values() for name in names}
+    return device.capability > 0 or (device.name in ours and number in _GFX and device.name not in _GFX[number])
+
+
+def _unknown(machine: Machine) -> str:
+    """A product the file names and the catalogue lacks, or ""."""
+    models = (gpu.model.strip() for gpu in machine.gpus)
+    return next(
+        (m for m in models if m and not (product(m) or _ARCHITECTURE.fullmatch(m) or _NUMBERS.fullmatch(m))), ""
+    )
+
+
+def _lacking(model: str, where: str) -> InputError:
+    """The refusal of a product the catalogue does not have."""
+    return InputError(
+        f"the file says {model[:80]}, which is not in the catalogue",
+        where=where,
+        expected="--accelerator cluster.yaml with its facts, or the NAME of one that can stand for it",
+        hint="`linkwise hardware` lists the names",
+    )
 
 
 def _named(machines: Sequence[Machine], notes: list[str]) -> Accelerator | None:
@@ -58,15 +181,18 @@ def _named(machines: Sequence[Machine], notes: list[str]) -> Accelerator | None:
 
 def product(model: str) -> str | None:
     """Canonical name of a product as a driver prints it ("NVIDIA H100 80GB HBM3"); None when it is not known."""
-    plain = model.strip().lower()
+    # GPU time-slicing adds -SHARED to the label of a node.
+    plain = model.strip().lower().removesuffix("-shared")
     for brand in ("nvidia", "geforce", "tesla", "amd", "instinct"):
-        plain = plain.removeprefix(brand).strip()
+        plain = plain.removeprefix(brand).strip(" -_")
     plain = "-".join(plain.replace("_", " ").split())
     return known.names().get(_PRODUCTS.get(plain, plain))
 
 
 def _guessed(machine: Machine, notes: list[str]) -> Accelerator:
     """An accelerator by its link counts alone, said in a note; refused when they suggest none."""
+    if unknown := _unknown(machine):
+        raise _lacking(unknown, machine.source)
     found = inside.scaleup(machine)
     into = set(inside.switched(found).values())
     totals = {found.total(gpu) for gpu in range(len(machine.gpus))} if found.direct and not into else set()

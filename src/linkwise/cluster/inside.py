@@ -92,6 +92,12 @@ def islands(machine: Machine, found: Scaleup) -> tuple[int, ...]:
     first: dict[str, int] = {}
     for gpu, switch in found.into:
         join(gpu, first.setdefault(switch, gpu))
+    # Switches linked to each other (two boards of eight) make one island: the file's own path class says so.
+    order_of = gpus(machine)
+    for a, one in enumerate(order_of):
+        for b in range(a + 1, len(order_of)):
+            if home[a] != home[b] and machine.path(one.id, order_of[b].id) is PathClass.NVL:
+                join(a, b)
     order = {island: at for at, island in enumerate(dict.fromkeys(home))}
     return tuple(order[island] for island in home)
 

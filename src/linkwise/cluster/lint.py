@@ -283,6 +283,32 @@ def _hidden_nvlink(machine: Machine, accelerator: Accelerator | None) -> Iterato
         )
 
 
+_NOT_READ = re.compile(r"another matrix, of \d+ devices: not read")
+
+
+def _untold(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
+    """What the file does not let anyone judge: peer status without paths, and further matrices that are not read."""
+    if machine.peer and not machine.paths and not inside.scaleup(machine).links and len(machine.gpus) > 1:
+        key = next(iter(machine.peer))
+        yield Finding(
+            rule="no-paths",
+            what="the file shows peer access only: neither NVLink nor PCIe paths",
+            evidence=f"{key} {machine.peer[key]}; no path class anywhere",
+            consequence="what the links between GPUs and to NICs cost cannot be judged from it",
+            remedy="read the output of nvidia-smi topo -m, alone or with this one",
+            sure=False,
+        )
+    for note in filter(_NOT_READ.search, machine.notes):
+        yield Finding(
+            rule="matrix-not-read",
+            what="the file holds another matrix, which is not judged",
+            evidence=note,
+            consequence="what hurts in that machine is not among these findings",
+            remedy="put each machine's matrix into a file of its own, and lint each",
+            sure=False,
+        )
+
+
 def _network(cluster: Cluster) -> Iterator[Finding]:
     if cluster.nodes > 1 and cluster.oversubscription > 1:
         yield Finding(
@@ -368,4 +394,5 @@ _RULES: tuple[Callable[[Machine, Accelerator | None], Iterator[Finding]], ...] =
     _peer_over_sockets,
     _unequal_numa,
     _foreign_cpus,
+    _untold,
 )

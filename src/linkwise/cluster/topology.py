@@ -136,7 +136,8 @@ class Port(Frozen, frozen=True, kw_only=True):
 
 class Fabric(Frozen, frozen=True, kw_only=True):
     """What is between hosts. switches: name to tier (1 = leaf), 0 when not known; hosts in file order; domains: sets of
-    hosts that share one NVLink domain (clique), by name."""
+    hosts that share one NVLink domain (clique), by name. products, gpus: the different GPU products, and numbers of
+    GPUs in a host, that the hosts' labels state; empty when they state none."""
 
     format: str
     source: str
@@ -144,5 +145,7 @@ class Fabric(Frozen, frozen=True, kw_only=True):
     switches: dict[str, int] = {}
     ports: tuple[Port, ...] = ()
     domains: dict[str, tuple[str, ...]] = {}
+    products: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
     partial: bool = False
     notes: tuple[str, ...] = ()

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from tests.cluster.machines import machine, text
 
+from linkwise.cluster.combine import combine
 from linkwise.cluster.readers import parse
 from linkwise.cluster.topology import Fabric, Port
 from linkwise.core.errors import InputError
@@ -112,3 +114,58 @@ MOVED = LABELS["n1"] | {"fabric.topograph.run/tier-1": "other"}
 def test_refused(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         read(text)
+
+
+def product(name: str, count: str = "8") -> dict[str, dict[str, str]]:
+    more = {"nvidia.com/gpu.product": name, "nvidia.com/gpu.count": count}
+    return {node: labels | more for node, labels in LABELS.items()}
+
+
+def test_product_and_count_say_what_the_nodes_are() -> None:
+    net = read(
+        json.dumps({"kind": "List", "items": [node(n, tags) for n, tags in product("NVIDIA-H200", "4").items()]})
+    )
+    assert (net.products, net.gpus) == (("NVIDIA-H200",), (4,))
+    found = combine([], fabric=net)
+    assert (found.accelerator.name, found.nodes, found.devices_per_node) == ("h200-sxm", 3, 4)
+    assert any("the nodes are labelled NVIDIA-H200" in note for note in found.notes)
+    with pytest.raises(InputError, match="h100-sxm is given, but t says NVIDIA-H200"):
+        combine([], fabric=net, accelerator="h100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (LABELS, "nothing of the machines"),
+        (product("Tesla-V100-SXM2-32GB"), "Tesla-V100-SXM2-32GB, which is not in the catalogue"),
+        (product("NVIDIA-H200") | {"n4": product("NVIDIA-B200")["n1"]}, "different products: NVIDIA-H200, NVIDIA-B200"),
+        (product("NVIDIA-H200") | {"n4": product("NVIDIA-H200", "4")["n1"]}, "different numbers of GPUs: 8, 4"),
+        (product("NVIDIA-H200", "many"), "gpu.count: 'many'"),
+    ],
+)
+def test_labels_that_do_not_say_what_the_nodes_are(labels: dict[str, dict[str, str]], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        combine([], fabric=read(table(labels)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (product("NVIDIA-H200"), "labelled NVIDIA-H200, and the node files say h100-sxm"),
+        (product("NVIDIA-H100-80GB-HBM3", "4"), "labelled with 4 GPUs, and the node files say 8 GPUs"),
+    ],
+)
+def test_labels_that_contradict_a_node_file(labels: dict[str, dict[str, str]], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        combine([machine(text(8, "NV18"))], fabric=read(table(labels)), accelerator="h100-sxm")
+    same = read(table(product("NVIDIA-H100-80GB-HBM3")))
+    assert combine([machine(text(8, "NV18"))], fabric=same, accelerator="h100-sxm").nodes == 3
+
+
+def test_nodes_that_only_say_what_they_are() -> None:
+    more = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "8"}
+    net = read(json.dumps({"items": [node("a", more), node("b", more), node("control", {})]}))
+    assert (net.hosts, net.switches, net.notes) == (("a", "b"), {}, ("3 nodes have no label that places them",))
+    assert combine([], fabric=net).name == "2x8xh200-sxm"
+    mixed = LABELS | {"spare": {"nvidia.com/gpu.product": "NVIDIA-B200"}}
+    assert read(table(mixed)).products == ()  # a node that is not placed is not a host of this fabric

@@ -82,3 +82,20 @@ def test_a_request_names_the_model_to_read() -> None:
 def test_refused(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": [\n1, 2', "looks like cut or broken JSON: not valid JSON at line 2"),
+        (
+            "switches:\n  a:\n    switches: [b]\n  b:",
+            "looks like cut YAML: it ends at line 4 with switches and no blocks",
+        ),
+        ("apiVersion: v1\nitems: [{a: 1,\n", "looks like cut or broken YAML: not valid YAML at line"),
+    ],
+)
+def test_a_file_whose_end_is_missing(text: str, says: str) -> None:
+    """Cut before the words that tell the format."""
+    with pytest.raises(InputError, match=says):
+        parse(text, where="t")

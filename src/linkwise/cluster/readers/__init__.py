@@ -4,6 +4,7 @@ A reader is a module with FORMAT, `recognises(text)` and `read(text, *, where)` 
 module and name it in READERS; order matters only where one format could pass for another.
 """
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -12,10 +13,13 @@ from linkwise.cluster.readers import xml
 from linkwise.cluster.readers.base import Reader
 from linkwise.cluster.topology import Fabric, Machine
 from linkwise.core.errors import InputError
-from linkwise.core.files import read_text
+from linkwise.core.files import MAX_YAML_BYTES, parse_json, parse_yaml, read_text
 
 # rocm before smi: both print matrices of GPUs. A reader is imported when it is asked, so that none costs the others.
 READERS = ("nccl_xml", "hwloc", "rocm", "smi", "ibnet", "topograph", "kubernetes", "slurm")
+
+# A key alone on its line at the left margin, as the files of topograph, Slurm and Kubernetes in YAML begin.
+_KEY = re.compile(r"^(switches|blocks|topologies|items|apiVersion|kind|metadata)[ \t]*:", re.MULTILINE)
 
 
 def reader(name: str) -> Reader:
@@ -40,12 +44,39 @@ def parse(text: str, *, where: str) -> Machine | Fabric:
             where=where,
             expected="<system> of NCCL, <topology> of hwloc",
         )
+    _cut(text, where)
     raise InputError(
         "no topology format recognised" if text.strip() else "empty",
         where=where,
         expected="output of nvidia-smi topo, rocm-smi --showtopo, ibnetdiscover or topograph, NCCL or hwloc XML, "
         "Slurm's topology.conf or topology.yaml, or Kubernetes nodes",
     )
+
+
+def _cut(text: str, where: str) -> None:
+    """Refuse what looks like JSON or YAML with its end missing; the words that tell the format may be in that end."""
+    end = text.count("\n") + 1
+    expected = "a whole file"
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            parse_json(text, where=where)
+        except InputError as error:
+            raise InputError(
+                f"looks like cut or broken JSON: {error.message}", where=where, expected=expected
+            ) from None
+        return
+    keys = _KEY.findall(text)
+    if not keys or len(text) > MAX_YAML_BYTES:
+        return
+    if len({"switches", "blocks"} & set(keys)) == 1:
+        has, lacks = ("switches", "blocks") if "switches" in keys else ("blocks", "switches")
+        raise InputError(
+            f"looks like cut YAML: it ends at line {end} with {has} and no {lacks}", where=where, expected=expected
+        )
+    try:
+        parse_yaml(text, where=where)
+    except InputError as error:
+        raise InputError(f"looks like cut or broken YAML: {error.message}", where=where, expected=expected) from None
 
 
 def recognise(text: str) -> str | None:

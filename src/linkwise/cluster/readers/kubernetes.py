@@ -2,7 +2,8 @@
 
 Read are the labels that place a node: topograph's (`fabric.topograph.run/tier-N`, `accelerator.topograph.run/domain`
 and the older `network.topology.nvidia.com/*`), `nvidia.com/gpu.clique` of the GPU operator, and Kubernetes' own
-`topology.kubernetes.io/network-level-N`. The clique wins over a domain, as topograph itself has it.
+`topology.kubernetes.io/network-level-N`. The clique wins over a domain, as topograph itself has it. Of what the nodes
+are, `nvidia.com/gpu.product` and `nvidia.com/gpu.count` of GPU feature discovery are read.
 Keys: topograph's reference of node labels; clique: <ClusterUUID>.<CliqueID>.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from linkwise.cluster.readers.base import MAX_DEVICES
 from linkwise.cluster.topology import Fabric
 from linkwise.cluster.trees import Branch, tree
 from linkwise.core.errors import InputError
@@ -18,8 +20,10 @@ from linkwise.core.files import MAX_YAML_BYTES, parse_json, parse_yaml
 
 FORMAT = "kubernetes"
 
+PRODUCT, COUNT = "nvidia.com/gpu.product", "nvidia.com/gpu.count"
+
 _KEY = re.compile(
-    r"topograph\.run/|network\.topology\.nvidia\.com/|nvidia\.com/gpu\.clique|kubernetes\.io/network-level-"
+    r"topograph\.run/|network\.topology\.nvidia\.com/|nvidia\.com/gpu\.(?:clique|product)|kubernetes\.io/network-level-"
 )
 _LEVEL = re.compile(r"(?:fabric\.topograph\.run/tier|topology\.kubernetes\.io/network-level)-(\d{1,2})")
 _OLD = {"leaf": 1, "block": 1, "spine": 2, "core": 3, "datacenter": 3}
@@ -32,18 +36,18 @@ _LABEL_LINE = re.compile(r"^[ \t]*[\w.-]{1,253}(?:/[\w.-]{1,63})?[ \t]*:[ \t]", 
 
 
 def recognises(text: str) -> bool:
-    """Any of the keys that place a node."""
+    """Any of the keys that place a node, or say what its GPUs are."""
     return _KEY.search(text) is not None
 
 
 def read(text: str, *, where: str) -> Fabric:
     """A fabric from the labels of nodes. Raises InputError when no node has such a label, or two disagree."""
     seen: set[str] = set()
-    hosts: list[str] = []
     above: dict[tuple[int, str], str] = {}
     on: dict[str, list[str]] = {}
     domains: dict[str, list[str]] = {}
-    bare = 0
+    bare: dict[str, dict[str, str]] = {}
+    tags: dict[str, dict[str, str]] = {}
     for name, labels in _nodes(text, where):
         if name in seen:
             raise InputError(f"node {name!r} a second time", where=where)
@@ -52,9 +56,9 @@ def read(text: str, *, where: str) -> Fabric:
         domain = next((labels[key] for key in _DOMAINS if labels.get(key)), None)
         path = _path(labels)
         if domain is None and not path:
-            bare += 1
+            bare[name] = labels
             continue
-        hosts.append(name)
+        tags[name] = labels
         if domain is not None:
             domains.setdefault(domain, []).append(name)
         for leaf, (_, parent) in pairwise(path):
@@ -64,7 +68,9 @@ def read(text: str, *, where: str) -> Fabric:
                 )
         if path:
             on.setdefault(path[0][1], []).append(name)
-    if not hosts:
+    # A list may say what its nodes are, and nothing of where they are.
+    tags = tags or {name: labels for name, labels in bare.items() if labels.get(PRODUCT)}
+    if not tags:
         raise InputError("no node has a label that places it", where=where, expected=" or ".join(_DOMAINS[:2]))
     children: dict[str, list[str]] = {}
     for (_, switch), parent in above.items():
@@ -74,11 +80,20 @@ def read(text: str, *, where: str) -> Fabric:
         Branch(name=n, switches=tuple(children.get(n, ())), hosts=tuple(on.get(n, ())), where=where) for n in order
     ]
     tiers, ports, _ = tree(branches)
-    notes = [f"{bare} nodes have no label that places them"] if bare else []
+    notes = [f"{len(bare)} nodes have no label that places them"] if bare else []
+    counts = (_count(labels[COUNT], f"{where}: node {name}") for name, labels in tags.items() if COUNT in labels)
     return Fabric(
-        format=FORMAT, source=where, hosts=tuple(hosts), switches=tiers, ports=ports,
+        format=FORMAT, source=where, hosts=tuple(tags), switches=tiers, ports=ports,
         domains={name: tuple(members) for name, members in domains.items()}, notes=tuple(notes),
+        products=tuple(dict.fromkeys(labels[PRODUCT] for labels in tags.values() if labels.get(PRODUCT))),
+        gpus=tuple(dict.fromkeys(counts)),
     )  # fmt: skip
+
+
+def _count(text: str, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_DEVICES:
+        raise InputError(f"{COUNT}: {text[:40]!r}", where=where, expected=f"1..{MAX_DEVICES}")
+    return int(text)
 
 
 def _path(labels: dict[str, str]) -> list[tuple[int, str]]:
