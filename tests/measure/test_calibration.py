@@ -11,11 +11,13 @@ from linkwise.cluster.links import links, measured_share
 from linkwise.cluster.presets import shorthand
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
+from linkwise.core.files import dump_yaml
 from linkwise.core.layout import Layout
 from linkwise.measure.calibration import (
     Calibration,
     KindFit,
     LinkFit,
+    Sample,
     TierFit,
     Value,
     apply,
@@ -24,10 +26,12 @@ from linkwise.measure.calibration import (
     load,
     parse,
 )
+from linkwise.measure.points import calibrate
 from linkwise.plan.collective_time import collective_time
 from linkwise.plan.placement import place
 from linkwise.plan.time import group_span
 from linkwise.plan.types import Op
+from linkwise.report.measure import calibration as screen
 
 
 def made(
@@ -190,6 +194,67 @@ def test_figures_that_cannot_be_are_refused() -> None:
         assert before in good
         with pytest.raises(InputError, match=words):
             parse(good.replace(before, after, 1), where="c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": 0}, "c.yaml: nodes is 0; expected 1 to"),
+        ({"ranks": 5}, "c.yaml: ranks is 5; expected 1 to nodes x devices_per_node, 4"),
+        ({"ranks": 2, "hosts": ["a"]}, "c.yaml: hosts names 1; expected 2, one a rank"),
+        ({"seconds": -5}, "c.yaml: samples[0]: seconds is -5; expected above 1e-09 and below 10000"),
+        ({"seconds": 1e-12}, "c.yaml: samples[0]: seconds is 1e-12; expected above 1e-09"),
+        ({"S_bytes": -1}, "c.yaml: samples[0]: S_bytes is -1"),
+        ({"ranks_of": 8}, "c.yaml: samples[0]: ranks is 8; expected 2 to the calibration's ranks, 4"),
+        ({"nodes_of": 2}, "c.yaml: samples[0]: nodes is 2; expected 1 to 1, of 1 nodes and 2 ranks"),
+        ({"groups": 0}, "c.yaml: samples[0]: groups is 0"),
+        ({"tier": "galaxy"}, "c.yaml: samples[0]: tier is 'galaxy'; expected island, node, cluster"),
+    ],
+)
+def test_measurements_that_cannot_have_been_made_are_refused(change: dict[str, object], message: str) -> None:
+    call = {
+        "kind": "all_reduce",
+        "group": "tp",
+        "tier": "island",
+        "ranks": 2,
+        "nodes": 1,
+        "S_bytes": 8,
+        "seconds": 1e-5,
+    }
+    document: dict[str, object] = {
+        "schema": "linkwise.calibration/1", "made": "now", "library": "nccl", "source": "x", "cluster": "c",
+        "accelerator": "hand", "nodes": 1, "devices_per_node": 4, "ranks": 4, "tiers": {}, "samples": [call],
+        "hosts": [],
+    }  # fmt: skip
+    assert len(parse(dump_yaml(document), where="c.yaml").samples) == 1
+    for name, value in change.items():
+        field = name.removesuffix("_of")
+        (call if name.endswith("_of") or field not in document else document)[field] = value
+    with pytest.raises(InputError) as caught:
+        parse(dump_yaml(document), where="c.yaml")
+    assert message in str(caught.value)
+
+
+def test_one_size_of_group_says_that_base_and_steps_are_together() -> None:
+    """A file without a figure a step: latency is the base at every size, and the plan's cluster says so."""
+    c = cluster(1, 4)
+    calls = tuple(
+        Sample(kind="all_reduce", group="island", tier="island", ranks=4, nodes=1, S_bytes=S, seconds=14e-6 + S / 1e11)
+        for S in (2**10, 2**15, 2**20, 2**25)
+    )
+    found = calibrate(c, calls, library="nccl", source="by hand", ranks=4)
+    assert found.tiers["island"].step_us is None
+    assert "step_us: null" in dump(found)
+    assert parse(dump(found), where="c.yaml") == found
+    assert "groups of 4 ranks alone" in found.notes[-1]
+    there = apply(found, c, "c.yaml")
+    assert there.notes[-1].startswith("calibration (c.yaml): island: measured in groups of 4 ranks alone;")
+    assert there.constants.latency("nccl", Tier.ISLAND) == (pytest.approx(14, rel=1e-4), 0.0)
+    assert "one group size" in there.constants.sources["latency_us.nccl.island"]
+    (line,) = [each for each in screen(found) if "all kinds" in each]
+    assert "us a step" not in line
+    assert " us at 4 ranks, " in line
+    assert "one group size: latency is base and steps together" in found.notes[-1]
 
 
 def test_a_calibration_of_other_hardware_is_refused() -> None:

@@ -20,7 +20,8 @@ from linkwise.core.errors import InputError
 LOCALHOST = "127.0.0.1"
 MAX_RANKS = 65_536
 MAX_LOCAL = 256  # processes one command starts by itself
-GRACE_S = 5.0  # for the other ranks once one has ended with an answer
+GRACE_S = 5.0  # for the other ranks once one has ended well, or was killed and must still be found missing
+SAID_S = 1.0  # once one has ended with an error: the one that tells of it is about to, a stopped one never ends
 
 
 class Start(NamedTuple):
@@ -192,7 +193,9 @@ def _wait(children: list["subprocess.Popen[bytes]"]) -> int:
     deadline = float("inf")
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         first, *others = (child.returncode for child in children)
-        if first is not None or any(others):
+        if any(code is not None and code > 0 for code in (first, *others)):
+            deadline = min(deadline, time.monotonic() + SAID_S)
+        elif first is not None or any(others):
             deadline = min(deadline, time.monotonic() + GRACE_S)
         time.sleep(0.02)
     codes = [child.poll() for child in children]

@@ -26,11 +26,15 @@ class Lost(LinkwiseError):
 
 
 class Place(NamedTuple):
-    """Where a rank is: heartbeats so far, the number of its step, the step in words."""
+    """Where a rank was when it last reported: heartbeats so far, the number of its step, the step in words.
+
+    at: when, in seconds since 1970 by its machine's clock; ages are as good as the machines' clocks agree.
+    """
 
     beats: int
     step: int
     words: str
+    at: float = 0.0
 
 
 class Watch:
@@ -81,17 +85,19 @@ class Watch:
     def _judge(self, error: BaseException) -> LinkwiseError:
         before = self._places()
         time.sleep(self.interval_s * 2.5)
-        after = self._places()
+        after, now = self._places(), time.time()
         here = after.get(self.rank) or Place(0, self._step, self._words)
         silent = tuple(r for r in range(self.world) if r not in after or after[r] == before.get(r))
         if silent:
             verb = _verb(silent, "does", "do")
-            return Lost(f"{_named(silent, after)} {verb} not answer; rank {self.rank} waited in: {here.words}", silent)
+            return Lost(
+                f"{_named(silent, after, now)} {verb} not answer; rank {self.rank} waited in: {here.words}", silent
+            )
         furthest = max(place.step for place in after.values())
         late = tuple(r for r, place in after.items() if place.step < furthest)
         if late:
             waiting = next(p.words for p in after.values() if p.step == furthest)
-            return Lost(f"{_named(late, after)} {_verb(late, 'has', 'have')} not come as far as: {waiting}", late)
+            return Lost(f"{_named(late, after, now)} {_verb(late, 'has', 'have')} not come as far as: {waiting}", late)
         return Undecidable(
             f"no answer in time in: {here.words}; every rank lives and is in the same step", hint=_short(error)
         )
@@ -101,14 +107,14 @@ class Watch:
         for rank in range(self.world):
             key = f"beat/{rank}"
             if self._store.check([key]):
-                beats, step, words = self._store.get(key).decode().split(" ", 2)
-                found[rank] = Place(int(beats), int(step), words)
+                beats, step, at, words = self._store.get(key).decode().split(" ", 3)
+                found[rank] = Place(int(beats), int(step), words, float(at))
         return found
 
     def _publish(self) -> None:
         with self._lock:
             self._beats += 1
-            text = f"{self._beats} {self._step} {self._words}"
+            text = f"{self._beats} {self._step} {time.time():.3f} {self._words}"
         self._store.set(f"beat/{self.rank}", text)
 
     def _run(self) -> None:
@@ -118,12 +124,23 @@ class Watch:
                 self._publish()
 
 
-def _named(ranks: tuple[int, ...], places: dict[int, Place]) -> str:
-    """rank 3 (last in: all_reduce 1 MiB) / ranks 3, 5"""
+def _named(ranks: tuple[int, ...], places: dict[int, Place], now: float) -> str:
+    """rank 3 (last report, 7.6 s ago, in: all_reduce 1 MiB) / ranks 3, 5 (last reports 7.6 to 8 s ago)"""
     shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
-    words = {places[r].words for r in ranks if r in places}
-    last = f" (last in: {words.pop()})" if len(words) == 1 else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{last}"
+    last = [places[r] for r in ranks if r in places]
+    if not last:
+        return f"rank{'s' * (len(ranks) > 1)} {shown}"
+    each = [f"{max(0.0, now - place.at):.1f}" for place in sorted(last, key=_at, reverse=True)]
+    ages = list(dict.fromkeys((each[0], each[-1])))
+    words = {place.words for place in last}
+    what = f", in: {words.pop()}" if len(words) == 1 else ""
+    if len(ranks) == 1:
+        return f"rank {shown} (last report, {ages[0]} s ago{what})"
+    return f"ranks {shown} (last reports, {' to '.join(ages)} s ago{what})"
+
+
+def _at(place: Place) -> float:
+    return place.at
 
 
 def _verb(ranks: tuple[int, ...], one: str, many: str) -> str:

@@ -21,13 +21,18 @@ CALIBRATION_SCHEMA = "linkwise.calibration/1"
 MAX_FILE_BYTES = 2**21
 # The planner's names of what a library does: calls launched back to back or captured, and calls launched one by one.
 LIBRARY, EAGER = "nccl", "eager"
+# What a measurement can be; a file with anything else was not measured.
+LEAST_S, MOST_S = 1e-9, 1e4  # of one call; both excluded
+MAX_S_BYTES = 2**50
+MAX_COUNT = 2**20
+_TIERS = (Tier.ISLAND.value, Tier.NODE.value, Tier.CLUSTER.value)
 
 
 class Value(Frozen, frozen=True, kw_only=True):
-    """A measured figure. error: standard error of the fit, in the figure's own unit."""
+    """A measured figure. error: standard error of the fit, in the figure's own unit; None where it is not known."""
 
     value: float
-    error: float = 0.0
+    error: float | None = None
 
 
 class Sample(Frozen, frozen=True, kw_only=True):
@@ -53,12 +58,13 @@ class Sample(Frozen, frozen=True, kw_only=True):
 class KindFit(Frozen, frozen=True, kw_only=True):
     """Calls of one kind over one tier: seconds = base + per step x steps + bytes on the bus / (efficiency x spec rate).
 
-    efficiency: None when the calls say nothing of it. residual: median relative error of the fit over `points` calls,
-    `outliers` of which had no weight.
+    step_us: None when all calls had one number of steps; base_us is then base and steps together, at groups of that
+    size alone. efficiency: None when the calls say nothing of it. residual: median relative error of the fit over
+    `points` calls, `outliers` of which had no weight.
     """
 
     base_us: Value
-    step_us: Value
+    step_us: Value | None
     efficiency: Value | None
     residual: float
     points: int
@@ -117,9 +123,19 @@ class Calibration(Frozen, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
+        for field in ("nodes", "devices_per_node"):
+            _within("calibration", field, getattr(self, field), 1, MAX_COUNT)
+        most = self.nodes * self.devices_per_node
+        _within("calibration", "ranks", self.ranks, 1, most, f"nodes x devices_per_node, {most}")
+        if self.hosts and len(self.hosts) != self.ranks:
+            raise InputError(
+                f"hosts names {len(self.hosts)}", where="calibration", expected=f"{self.ranks}, one a rank, or none"
+            )
+        for number, sample in enumerate(self.samples):
+            _check_sample(sample, self, f"calibration: samples[{number}]")
         for name, tier in self.tiers.items():
             where = f"calibration: tiers.{name[:40]}"
-            if name not in (Tier.ISLAND.value, Tier.NODE.value, Tier.CLUSTER.value):
+            if name not in _TIERS:
                 raise InputError("unknown tier", where=where, expected="island, node or cluster")
             _check_fit(tier, where)
             for kind, one in tier.kinds.items():
@@ -137,11 +153,61 @@ class Calibration(Frozen, frozen=True, kw_only=True):
         """What calibrated, and when: nccl 2.21 on 8 ranks of 8xh100-sxm, 2026-11-29T21:00Z"""
         return f"{self.library} on {self.ranks} ranks of {self.cluster}, {self.made}"
 
+    def group_sizes(self, tier: str, kind: str = "") -> tuple[int, ...]:
+        """Ranks of the groups a tier's figures come from, ascending; of one kind of call, or of all kinds."""
+        same = (s for s in self.samples if s.tier == tier and s.groups == 1 and kind in ("", s.kind))
+        return tuple(sorted({s.ranks for s in same}))
+
+    def together(self, tier: str, kind: str = "") -> str:
+        """Why a fit has no latency per step."""
+        sizes = self.group_sizes(tier, kind)
+        if len(sizes) == 1:
+            return f"one group size: latency is base and steps together, at {sizes[0]} ranks"
+        return "one number of steps: latency is base and steps together"
+
+    @property
+    def one_size(self) -> tuple[str, ...]:
+        """What must be known where groups of other sizes are priced: tiers that were measured at one size of group."""
+        found = []
+        for name, tier in self.tiers.items():
+            sizes = self.group_sizes(name)
+            if len(sizes) == 1 and any(one.step_us is None for one in (tier, *tier.kinds.values())):
+                found.append(
+                    f"{name}: measured in groups of {sizes[0]} ranks alone; one group size: latency is base and steps"
+                    f" together, and calls of groups of other sizes are priced with the latency at {sizes[0]}"
+                )
+        return tuple(found)
+
+
+def _within(where: str, field: str, value: float, least: float, most: float, words: str = "") -> None:
+    if not least <= value <= most:
+        raise InputError(f"{field} is {value:.12g}", where=where, expected=f"{least:g} to {words or format(most, 'g')}")
+
+
+def _check_sample(one: Sample, found: Calibration, where: str) -> None:
+    if one.kind not in ALGORITHMS:
+        raise InputError(f"kind is {one.kind[:40]!r}", where=where, expected=", ".join(ALGORITHMS))
+    if one.tier not in _TIERS:
+        raise InputError(f"tier is {one.tier[:40]!r}", where=where, expected=", ".join(_TIERS))
+    _within(where, "ranks", one.ranks, 2, found.ranks, f"the calibration's ranks, {found.ranks}")
+    most = min(found.nodes, one.ranks)
+    _within(where, "nodes", one.nodes, 1, most, f"{most}, of {found.nodes} nodes and {one.ranks} ranks")
+    _within(where, "groups", one.groups, 1, found.ranks, f"the calibration's ranks, {found.ranks}")
+    _within(where, "S_bytes", one.S_bytes, 0, MAX_S_BYTES)
+    _within(where, "spread_s", one.spread_s, 0, MOST_S)
+    if not LEAST_S < one.seconds < MOST_S:
+        raise InputError(f"seconds is {one.seconds:g}", where=where, expected=f"above {LEAST_S:g} and below {MOST_S:g}")
+
 
 def _check_fit(one: KindFit, where: str) -> None:
     for field, figure in (("base_us", one.base_us), ("step_us", one.step_us)):
-        if not 0 <= figure.value <= 1e6:
+        if figure is not None and not 0 <= figure.value <= 1e6:
             raise InputError(f"{field} is {figure.value:g}", where=where, expected="0..1e+06")
+    for field, count in (("points", one.points), ("outliers", one.outliers), ("residual", one.residual)):
+        _within(where, field, count, 0, MAX_COUNT)
+    for field, figure in (("base_us", one.base_us), ("step_us", one.step_us), ("efficiency", one.efficiency)):
+        if figure is not None and figure.error is not None:
+            _within(where, f"{field}.error", figure.error, 0, 1e15)
     if one.efficiency is not None and not 0 < one.efficiency.value <= 1:
         raise InputError(
             f"efficiency is {one.efficiency.value:g}", where=where, expected="above 0, at most 1 of the spec"
@@ -165,7 +231,7 @@ def kind_fit(line: Line, words: str) -> tuple[KindFit, tuple[str, ...]]:
         efficiency = Value(value=value, error=error)
     fitted = KindFit(
         base_us=_us(line.base_s),
-        step_us=_us(line.step_s),
+        step_us=None if line.step_s is None else _us(line.step_s),
         efficiency=efficiency,
         residual=line.residual,
         points=line.points,
@@ -174,8 +240,12 @@ def kind_fit(line: Line, words: str) -> tuple[KindFit, tuple[str, ...]]:
     return fitted, tuple(notes)
 
 
+def _error(figure: Value) -> str:
+    return "error unknown" if figure.error is None else f"+- {figure.error:.2g}"
+
+
 def _us(figure: Figure) -> Value:
-    return Value(value=figure.value * 1e6, error=figure.error * 1e6)
+    return Value(value=figure.value * 1e6, error=None if figure.error is None else figure.error * 1e6)
 
 
 def load(path: str) -> Calibration:
@@ -195,7 +265,9 @@ def parse(text: str, *, where: str) -> Calibration:
     try:
         return convert(raw, Calibration, where=where)
     except InputError as error:
-        raise InputError(error.message, where=where, expected=error.expected, hint=error.hint) from None
+        inside = (error.where or "").removeprefix("calibration").removeprefix(": ")
+        place = f"{where}: {inside}" if inside and not inside.startswith(where) else where
+        raise InputError(error.message, where=place, expected=error.expected, hint=error.hint) from None
 
 
 def dump(found: Calibration) -> str:
@@ -212,21 +284,20 @@ def constants(found: Calibration, base: Constants, where: str = "calibration") -
         best = tier.best
         if best is not None:
             shares[tier.link] = best.value
-            sources[f"link_efficiency.{tier.link}"] = (
-                f"{found.label}: its best kind of call; +- {best.error:.2g} ({where})"
-            )
+            sources[f"link_efficiency.{tier.link}"] = f"{found.label}: its best kind of call; {_error(best)} ({where})"
         fits: dict[str, KindFit] = {"": tier, **tier.kinds}
         for kind, one in fits.items():
             words = f"{found.label}: {one.points} calls, median residual {one.residual:.1%} ({where})"
             words += "" if family == LIBRARY else f"; {family} is this machine's library"
-            first_us, step = one.base_us.value, one.step_us.value
+            first_us, step = one.base_us.value, one.step_us.value if one.step_us else 0.0
+            sure = f"{_error(one.base_us)} us, " + (
+                f"{_error(one.step_us)} a step" if one.step_us else found.together(name, kind)
+            )
             figures = {family: first_us, LIBRARY: first_us, EAGER: first_us + tier.launch_us}
             for implementation, first in figures.items():
                 key = f"{implementation}.{name}" + (f".{kind}" if kind else "")
                 latency[key] = (first, step)
-                sources[f"latency_us.{key}"] = (
-                    f"{words}; +- {one.base_us.error:.2g} us, +- {one.step_us.error:.2g} a step"
-                )
+                sources[f"latency_us.{key}"] = f"{words}; {sure}"
                 if best is not None and one.efficiency is not None:
                     shares[key] = one.efficiency.value / best.value
                     sources[f"link_efficiency.{key}"] = f"{words}; {one.efficiency.value:.3g} of the spec rate"
@@ -264,4 +335,5 @@ def apply(found: Calibration, cluster: Cluster, where: str = "calibration") -> C
         )
     changed: Any = msgspec.structs.replace(cluster, constants=constants(found, cluster.constants, where))
     check_measured(changed)
-    return msgspec.structs.replace(cluster, constants=changed.constants)
+    notes = tuple(f"calibration ({where}): {words}" for words in found.one_size)
+    return msgspec.structs.replace(cluster, constants=changed.constants, notes=cluster.notes + notes)

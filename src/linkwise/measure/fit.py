@@ -35,20 +35,22 @@ class Point(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A fitted value and its standard error."""
+    """A fitted value and its standard error; None where the points do not say how sure it is."""
 
     value: float
-    error: float
+    error: float | None
 
 
 class Line(NamedTuple):
     """The fit. base_s, step_s: seconds. efficiency: share of the spec rate; None when no point says (all too small).
 
+    step_s: None when all calls had one number of steps: base_s is then base and steps together, at that number. A part
+    that came out below nothing is 0, with the error it had then.
     residual: median relative error of the points; outliers: how many had no weight.
     """
 
     base_s: Figure
-    step_s: Figure
+    step_s: Figure | None
     efficiency: Figure | None
     residual: float
     points: int
@@ -57,7 +59,7 @@ class Line(NamedTuple):
     def seconds(self, steps: float, full_rate_s: float) -> float:
         """What the line predicts."""
         moving = full_rate_s / self.efficiency.value if self.efficiency else 0.0
-        return self.base_s.value + self.step_s.value * steps + moving
+        return self.base_s.value + (self.step_s.value * steps if self.step_s else 0.0) + moving
 
 
 def fit_line(points: Sequence[Point]) -> Line:
@@ -71,10 +73,12 @@ def fit_line(points: Sequence[Point]) -> Line:
         raise InputError("a time that is no positive number", where="fit", expected="seconds above 0")
     names = ["base", "step", "rate"]
     columns = np.stack([np.ones(len(data)), data[:, 0], data[:, 1]], axis=1) / seconds[:, None]
-    if np.ptp(data[:, 0]) == 0:  # one number of steps: base and steps cannot be told apart
+    told_apart = np.ptp(data[:, 0]) > 0
+    if not told_apart:
         names.remove("step")
     if np.ptp(data[:, 1]) == 0:
         names.remove("rate")
+    nothing: dict[str, Figure] = {}
     while True:
         chosen = columns[:, [("base", "step", "rate").index(name) for name in names]]
         values, errors, weights = _robust(chosen)
@@ -82,17 +86,20 @@ def fit_line(points: Sequence[Point]) -> Line:
         if not below:
             break
         # No part of a call takes less than no time: the part that would is left out, steps before the base.
-        names.remove("step" if "step" in below else below[0])
+        out = "step" if "step" in below else below[0]
+        nothing[out] = Figure(0.0, float(errors[names.index(out)]))
+        names.remove(out)
         if not names:
             raise InputError("times do not grow with size", where="fit", expected="calls of different sizes")
-    found = {name: Figure(float(v), float(e)) for name, v, e in zip(names, values, errors, strict=True)}
-    rate = found.get("rate")
-    efficiency = Figure(1 / rate.value, rate.error / rate.value**2) if rate and rate.value > 0 else None
-    none = Figure(0.0, 0.0)
+    found = nothing | {name: Figure(float(v), float(e)) for name, v, e in zip(names, values, errors, strict=True)}
+    efficiency = None
+    if "rate" in names and found["rate"].value > 0:
+        at = names.index("rate")
+        efficiency = Figure(1 / float(values[at]), float(errors[at] / values[at] ** 2))
     relative = np.abs(chosen @ values - 1)
     return Line(
-        found.get("base", none),
-        found.get("step", none),
+        found["base"],
+        found["step"] if told_apart else None,
         efficiency,
         float(np.median(relative)),
         len(data),

@@ -60,7 +60,7 @@ def calibrate(
             f"{len(samples)} measured calls", where="calibration", expected="at least 3 of different sizes in one tier"
         )
     odd, more = link_fits(fitted, pairs or {})
-    return Calibration(
+    made = Calibration(
         made=now(),
         library=library,
         source=source,
@@ -75,6 +75,7 @@ def calibrate(
         notes=tuple(dict.fromkeys([*said, *more])),
         samples=tuple(samples),
     )
+    return msgspec.structs.replace(made, notes=made.notes + made.one_size)
 
 
 def _fit_tier(cluster: Cluster, tier: Tier, samples: list[Sample], notes: list[str]) -> TierFit | None:

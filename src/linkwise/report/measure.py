@@ -24,18 +24,16 @@ def calibration(found: Calibration, written: str = "") -> list[str]:
         for kind, one in fits.items():
             share = "bandwidth not measured" if one.efficiency is None else f"{_value(one.efficiency)} of spec"
             ignored = f", {one.outliers} without weight" if one.outliers else ""
+            step = f" us + {_value(one.step_us)} us a step" if one.step_us else f" us{_sizes(found, name, one, kind)}"
             lines.append(
-                f"           {kind:<14} {_value(one.base_us)} us + {_value(one.step_us)} us a step, {share}"
+                f"           {kind:<14} {_value(one.base_us)}{step}, {share}"
                 f" ({one.points} calls, median residual {one.residual:.1%}{ignored})"
             )
     if found.links:
         lines.append("links that differ from their kind:")
     for name, link in found.links.items():
         or_else = f" (or {', '.join(link.indistinct)}: the same pairs cross them)" if link.indistinct else ""
-        lines.append(
-            f"           {name}: {link.Bps.value / 1e9:.3g} +- {link.Bps.error / 1e9:.2g} GB/s,"
-            f" its kind {link.usual_Bps / 1e9:.3g}{or_else}"
-        )
+        lines.append(f"           {name}: {_value(link.Bps, 1e9)} GB/s, its kind {link.usual_Bps / 1e9:.3g}{or_else}")
     together = _together(found)
     if together:
         lines.append("several groups at once: " + together)
@@ -45,8 +43,15 @@ def calibration(found: Calibration, written: str = "") -> list[str]:
     return lines
 
 
-def _value(figure: Value) -> str:
-    return f"{figure.value:.3g} +- {figure.error:.2g}"
+def _sizes(found: Calibration, tier: str, one: KindFit, kind: str) -> str:
+    """Of which groups a latency is that base and steps are together in; a note tells what that means."""
+    sizes = found.group_sizes(tier, "" if one is found.tiers[tier] else kind)
+    return f" at {sizes[0]} ranks" if len(sizes) == 1 else ", steps included"
+
+
+def _value(figure: Value, unit: float = 1.0) -> str:
+    error = "" if figure.error is None else f" +- {figure.error / unit:.2g}"
+    return f"{figure.value / unit:.3g}{error}"
 
 
 def _together(found: Calibration) -> str:

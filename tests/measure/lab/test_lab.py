@@ -43,6 +43,17 @@ def test_a_rank_knows_its_place(tmp_path: Path) -> None:
     ]
 
 
+def test_an_interpreter_this_user_may_not_use_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever user runs the tests, a file that nobody may execute is refused: even root needs one x bit."""
+    interpreter = tmp_path / "python3"
+    interpreter.write_text("")
+    interpreter.chmod(0o600)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(LabUnavailable) as caught:
+        run_lab(wiring(TWO, (0, 1)), ("true",))
+    assert f"this user may not use {interpreter}" in str(caught.value)
+
+
 SEND = """
 import os, socket, time
 if os.environ["RANK"] == "1":

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -22,6 +23,8 @@ from linkwise.measure.lab.topology import Wiring
 
 LAB_SCHEMA = "linkwise.lab/1"
 _TOOLS = {"unshare": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2", "tee": "coreutils"}
+# Exit codes of unshare and shells for a program that they could not become.
+_NOT_RUN = {126: "may not be run", 127: "is not found"}
 MOST_S = 86_400.0
 
 
@@ -53,6 +56,8 @@ def missing() -> str:
     for tool, package in _TOOLS.items():
         if shutil.which(tool, path=path) is None:
             return f"the command {tool} (package {package})"
+    if closed := _closed(Path(sys.executable)):
+        return f"this user may not use {closed}, which the interpreter {sys.executable} is run from"
     probe = (*_unshare(), "ip", "link", "add", "lwa", "type", "veth", "peer", "name", "lwb")
     try:
         done = subprocess.run(  # noqa: S603 - fixed words
@@ -63,6 +68,17 @@ def missing() -> str:
     if done.returncode:
         how = "as root" if os.geteuid() == 0 else "in a user namespace (root needs none)"
         return f"veth pairs in new namespaces, tried {how}: {' '.join(done.stderr.split())[:200]}"
+    return ""
+
+
+def _closed(interpreter: Path) -> str:
+    """The first file or folder on the way to the interpreter that this user may not use; empty when it may."""
+    for start in dict.fromkeys((interpreter.absolute(), Path(os.path.realpath(interpreter)))):
+        for folder in reversed(start.parents):
+            if not os.access(folder, os.X_OK):
+                return str(folder)
+        if not os.access(start, os.R_OK | os.X_OK):
+            return str(start)
     return ""
 
 
@@ -110,6 +126,12 @@ def run_lab(
             text = b""
         finally:
             _let_go(keeper)
+    if not text and keeper.returncode in _NOT_RUN:
+        raise LabUnavailable(
+            f"the interpreter {sys.executable} {_NOT_RUN[keeper.returncode]} in the lab's namespaces",
+            where="lab",
+            expected="a Python, and folders to it, that this user may read and execute",
+        )
     if not text:
         raise InputError(f"its keeper ended early, exit code {keeper.returncode}", where="lab", expected="an answer")
     outcome = msgspec.json.decode(text, type=Outcome)
