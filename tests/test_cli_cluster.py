@@ -103,6 +103,7 @@ def test_probe(linkwise: Shell) -> None:
         ("cluster read node.txt --nodes many", "--nodes"),
         ("cluster read node.txt --accelerator h100-sxm -o absent/c.yaml", "cannot be written"),
         ("cluster lint topology.conf", "a fabric, not a machine"),
+        ("cluster lint node.txt --accelerator mi300x", "mi300x is given, but"),
         ("cluster read", "Missing argument"),
         ("cluster nothing", "No such command"),
     ],

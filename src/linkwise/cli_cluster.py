@@ -74,12 +74,18 @@ def register(app: typer.Typer, show: Callable[..., None], show_json: Callable[[A
     ) -> int:
         """What hurts, with evidence. Exit code 1: something does; 3: this file cannot tell."""
         del debug
+        from linkwise.cluster.identify import agree
         from linkwise.cluster.lint import lint as judge
         from linkwise.cluster.presets import accelerator as named
+        from linkwise.cluster.topology import Machine
         from linkwise.report import cluster as screens
 
-        device = _accelerator(accelerator)
-        found = judge(_machine_or_cluster(file), named(device) if isinstance(device, str) else device)
+        given = _accelerator(accelerator)
+        device = named(given) if isinstance(given, str) else given
+        value = _machine_or_cluster(file)
+        if device is not None and isinstance(value, Machine):
+            agree((value,), device, [])
+        found = judge(value, device)
         show_json(found) if json else show(screens.findings(found, file))
         return NO if any(finding.sure for finding in found) else UNDECIDABLE if found else YES
 

@@ -34,9 +34,10 @@ def test_reads_a_yaml_mapping(tmp_path: Path) -> None:
         (b'{"a": 1', "not valid JSON at line 1 column 8"),
         (b"", "not valid JSON at line 1 column 1"),
         (b'{"a": "\xff"}', "is not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "UTF-16 text"),
         (b"[" * 100_000, "not valid JSON: RecursionError"),
     ],
-    ids=["list", "null", "truncated", "empty", "binary", "nested"],
+    ids=["list", "null", "truncated", "empty", "binary", "utf-16", "nested"],
 )
 def test_bad_json_is_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = _write(tmp_path / "config.json", content)

@@ -31,11 +31,11 @@ def identify(machines: Sequence[Machine], given: str | Accelerator | None, notes
     """
     first = machines[0]
     if isinstance(given, Accelerator):
-        _agree(machines, given, notes)
+        agree(machines, given, notes)
         return given
     if given is not None:
         device = presets.accelerator(given, where="--accelerator")
-        _agree(machines, device, notes)
+        agree(machines, device, notes)
     else:
         device = _named(machines, notes) or _guessed(first, notes)
     if any(inside.scaleup(machine).links for machine in machines) and not device.scaleup_Bps:
@@ -113,7 +113,7 @@ def _stands_for(said: str, device: Accelerator) -> str:
     return f"the file says {said[:80]}, which is not in the catalogue: taken as {device.name}, as given"
 
 
-def _agree(machines: Sequence[Machine], device: Accelerator, notes: list[str]) -> None:
+def agree(machines: Sequence[Machine], device: Accelerator, notes: list[str]) -> None:
     """Refuse an accelerator that the files contradict: another product, architecture, or kind of link.
 
     A product the catalogue lacks contradicts nothing, and is said in a note.

@@ -56,9 +56,14 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
 def read_text(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """UTF-8 text of a bounded regular file."""
+    data = read_bytes(path, max_bytes=max_bytes)
     try:
-        return read_bytes(path, max_bytes=max_bytes).decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > writes
+            raise InputError(
+                "UTF-16 text", where=str(path), expected="UTF-8 text", hint="`iconv -f utf-16 -t utf-8` converts it"
+            ) from None
         raise InputError(f"byte {error.start} is not UTF-8", where=str(path), expected="UTF-8 text") from None
 
 
