@@ -10,22 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.small import LLAMA
 
 import linkwise
 from linkwise.cli import main
 from linkwise.core.errors import InputError
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "intermediate_size": 512,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "bfloat16",
-}
 Run = Callable[..., str]
 
 

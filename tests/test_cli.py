@@ -9,20 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.small import LLAMA
 
 from linkwise import api, cli
 
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "intermediate_size": 512,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "bfloat16",
-}
 PLAN_70B = "plan llama-3.3-70b --on 2x4xh100-sxm --isl 4000 --osl 500 --rate 3/s --ttft 1s --tpot 40ms"
 
 
@@ -74,7 +64,7 @@ def test_the_figure_of_the_verdict_has_its_chain(linkwise: Shell) -> None:
 
 def test_a_folder_with_a_config_and_degrees(linkwise: Shell) -> None:
     (linkwise.folder / "m").mkdir()
-    (linkwise.folder / "m" / "config.json").write_text(json.dumps(SMALL))
+    (linkwise.folder / "m" / "config.json").write_text(json.dumps(LLAMA))
     ran = linkwise("fit ./m/ --on 8xh100-sxm --tp 4 --pp 2 --kv-dtype fp8 --ranks")
     assert ran.code == 0
     assert "fits: pp2 x tp4." in ran.out
