@@ -47,6 +47,7 @@ def test_the_screen_says_order_gain_and_proof(box, capsys):
 def test_a_plan_takes_the_order_and_its_figures_agree(box):
     made = linkwise.plan("llama-3.1-8b", on=box, tp=2, pp=2)
     assert made.rank_grid == ((0, 2, 1, 3),)
+    assert "ranks 0-3 on devices 0, 2, 1, 3" in repr(made)  # not the naive order, so it is said
     assert made.chosen.tier == "island"
     assert made.figures["tpot_s"] == pytest.approx(made.chosen.point.tpot_s, rel=1e-12)
     assert any("not on devices in order" in note for note in made.notes)

@@ -156,6 +156,9 @@ def _placement(plan: Plan) -> list[str]:
         for node in dict.fromkeys(plan.cluster.node_of(d) for d in devices):
             ranks_here = [r for r, d in enumerate(devices) if plan.cluster.node_of(d) == node]
             span = rank_words(tuple(ranks_here))
+            held = [devices[r] for r in ranks_here]
+            if held != list(range(held[0], held[0] + len(held))):  # an order that was chosen is an order to be seen
+                span += f" on devices {', '.join(map(str, held[:8]))}{', ...' * (len(held) > 8)}"
             nodes.setdefault(node, []).append(f"replica {replica} {span}" if plan.replicas > 1 else span)
     shown = [f"node {node}: {_joined(where)}" for node, where in list(nodes.items())[:4]]
     more = f" | ... {len(nodes) - 4} more nodes (--ranks)" if len(nodes) > 4 else ""
