@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from linkwise import api, cli_cluster, cli_lab, cli_measure, cli_place, cli_traffic, settings, streams
+from linkwise import (
+    api,
+    cli_cluster,
+    cli_lab,
+    cli_measure,
+    cli_place,
+    cli_run,
+    cli_serve,
+    cli_traffic,
+    cli_weights,
+    settings,
+    streams,
+)
 from linkwise._version import __version__
 from linkwise.cli_base import BAD_INPUT, INTERNAL, INTERRUPTED, NO, YES, keep, kept, print_blocks, print_json
 from linkwise.core.errors import InputError, LinkwiseError
@@ -288,6 +300,9 @@ _command()(cli_place.place)
 _command()(cli_measure.measure)
 _command()(cli_measure.check)
 _command()(cli_lab.lab)
+_command()(cli_run.run)
+_command()(cli_serve.serve)
+_command()(cli_weights.weights)
 
 
 @_command()

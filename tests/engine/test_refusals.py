@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine import registry, rules
+from linkwise.engine.base import Options
 
 
 def refusal(name, model, layout, version=None):
@@ -273,3 +274,21 @@ def test_a_refusal_always_says_why_and_what_else(make, name, tp, pp, dp, experts
     if found is not None:
         assert found.reason
         assert found.change
+
+
+@pytest.mark.parametrize(("degrees", "named"), [({"cp": 2}, "cp 2"), ({"dp_attn": 2, "ep": 2}, "dp_attn 2")])
+def test_our_runtime_shards_rows_only_where_all_ranks_see_them(make, degrees, named):
+    model = make(experts=64)
+    found = refusal("linkwise", model, Layout(tp=2, sequence_sharded=True, **degrees))
+    assert found is not None and f"sequence_sharded with {named}" in found.reason
+    assert found.change == "sequence_sharded off"
+    assert refusal("linkwise", model, Layout(tp=2, **degrees)) is None
+    assert refusal("linkwise", model, Layout(tp=2, pp=2, sequence_sharded=True)) is None
+
+
+@pytest.mark.parametrize("option", [{"mtp_tokens": 2}, {"moe_exchange": "all_gather"}])
+def test_what_our_runtime_does_not_run_is_refused_by_name(make, option):
+    ((name, value),) = option.items()
+    with pytest.raises(InputError, match=f"linkwise: {name} is {value}"):
+        registry.get("linkwise").resolve(Options(**option), make(experts=64))
+    assert registry.get("linkwise").resolve(Options(moe_exchange="all_to_all"), make(experts=64)).block_tokens == 16

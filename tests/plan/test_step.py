@@ -16,7 +16,7 @@ from linkwise.model.read import from_config
 from linkwise.plan.batch import Batch, Part, decode_batch, mixed_batch, prefill_batch
 from linkwise.plan.ffn_ops import dedup_share
 from linkwise.plan.inventory import held, inventory, stages
-from linkwise.plan.step import step_ops
+from linkwise.plan.step import rank_ops, stage_ops, step_ops
 from linkwise.plan.writer import Place
 
 TINY = {
@@ -240,3 +240,80 @@ def test_drafted_tokens_ride_in_the_step_and_the_draft_layer_reduces_once_for_ea
 def test_prompt_tokens_are_split_over_cp_and_decode_tokens_are_not():
     found = roles(ops_of(tiny(), Layout(tp=2, cp=2), mixed_batch(60, 3, 100), engine="linkwise"))
     assert found["attn.out"].S_bytes == (30 + 3) * 256 * 2
+
+
+def test_prompts_are_filled_up_one_by_one_over_cp():
+    batch = Batch("prefill", (Part(2, 5, 8, prompt=True), Part(1, 3, 0, prompt=True)), 3)
+    found = roles(ops_of(tiny(), Layout(tp=2, cp=2), batch, engine="linkwise"))
+    # 5 tokens are 3 rows a rank, twice; 3 are 2. 13 positions are 7 entries a rank, twice; 3 are 2; 2 of 4 heads x 32.
+    assert found["attn.out"].S_bytes == (2 * 3 + 2) * 256 * 2
+    assert found["cp.kv"].S_bytes == (2 * 7 + 2) * 2 * 2 * 32 * 2
+
+
+def test_shards_of_a_cached_prompt_are_filled_up():
+    # 101 cached tokens over dcp 4: 26 a rank. With cp 2 a rank has 51 of them, 13 in each of its 4 shards.
+    found = roles(ops_of(tiny_mla(), Layout(tp=4, dcp=4), prefill_batch(64, 101)))
+    assert found["dcp.latent"].S_bytes == 104 * 80 * 2
+    found = roles(ops_of(tiny_mla(), Layout(tp=4, dcp=4, cp=2, ep=8), prefill_batch(64, 101), engine="linkwise"))
+    assert found["dcp.latent"].S_bytes == 52 * 80 * 2
+
+
+@pytest.mark.parametrize("engine", ["linkwise", "vllm"])
+def test_sequence_sharded_rows_are_filled_up_to_the_same_number_on_each_rank(engine):
+    found = roles(ops_of(tiny(), Layout(tp=4, pp=2, sequence_sharded=True), prefill_batch(61), engine=engine))
+    assert found["embed"].S_bytes == 61 * 256 * 2
+    assert {found[role].S_bytes for role in ("attn.in", "attn.out", "mlp.in", "mlp.out")} == {64 * 256 * 2}
+    if engine == "linkwise":
+        # Rows stay sharded from stage to stage, and come together ahead of the head.
+        assert found["pp.hidden"].S_bytes == 16 * 256 * 2
+        assert (found["head.in"].kind, found["head.in"].stage, found["head.in"].S_bytes) == ("all_gather", 1, 64 * 512)
+    else:
+        assert "head.in" not in found
+
+
+def test_rows_shared_out_over_tensor_ranks_are_filled_up_ahead_of_the_experts():
+    # 9 tokens over tp 2: 5 rows a rank, whatever the exchange
+    direct = roles(ops_of(tiny_mla(), Layout(tp=2, dp_attn=2, ep=4), decode_batch(9, 10), engine="linkwise"))
+    assert direct["moe.shared"].S_bytes == 9 * 512 * 2
+    assert direct["moe.dispatch"].S_bytes == direct["moe.combine"].S_bytes == 5 * 4 * 512 * 2
+    assert direct["moe.restore"].S_bytes == 10 * 512 * 2
+    gathered = roles(ops_of(tiny_mla(), Layout(tp=2, dp_attn=2, ep=2), decode_batch(9, 10), engine="linkwise"))
+    assert (gathered["moe.dispatch"].group, gathered["moe.dispatch"].S_bytes) == ("stage", 4 * 5 * 512 * 2)
+    assert gathered["moe.restore"].S_bytes == 10 * 512 * 2
+
+
+def test_row_counts_of_16_experts_go_ahead_of_our_direct_exchange():
+    layout, batch = Layout(dp_attn=2, ep=2), decode_batch(9, 10)
+    ours = ops_of(tiny_mla(), layout, batch, engine="linkwise")
+    assert [o.role for o in ours if o.role.startswith("moe")] == ["moe.counts", "moe.dispatch", "moe.combine"]
+    counts = roles(ours)["moe.counts"]
+    assert (counts.kind, counts.group, counts.dtype, counts.S_bytes) == ("all_to_all", "ep", "int64", 16 * 8)
+    assert "moe.counts" not in roles(ops_of(tiny_mla(), layout, batch))
+
+
+def test_an_op_has_a_real_dtype():
+    found = roles(ops_of(tiny_mla(), Layout(dp_attn=2, ep=2), decode_batch(9, 10), engine="linkwise"))
+    assert {found["moe.dispatch"].dtype, found["moe.combine"].dtype} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("engine", ["linkwise", "vllm"])
+def test_a_chunk_that_is_not_the_last_draws_nothing(engine):
+    found = roles(ops_of(tiny(), Layout(tp=2), prefill_batch(64, 0, sampled=0), engine=engine))
+    assert "logits" not in found and "attn.out" in found
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(tp=2, pp=2), Layout(tp=2, cp=2, ep=4), Layout(tp=4, dcp=2, sequence_sharded=True)]
+)
+def test_a_ranks_calls_are_the_stages_layer_by_layer(layout):
+    engine, stock, batch = registry.get("linkwise"), inventory(tiny_mla()), mixed_batch(61, 3, 100, cached=9)
+    for stage in stages(stock.model, layout, engine):
+        args = stock, stage, layout, engine, batch, Options()
+        whole = {(o.role, o.kind, o.group, o.S_bytes): o.repeat for o in stage_ops(*args)}
+        one_by_one = {}
+        for op in rank_ops(*args):
+            key = op.role, op.kind, op.group, op.S_bytes
+            one_by_one[key] = one_by_one.get(key, 0) + op.repeat
+        assert one_by_one == whole
+    outer = [o.role for o in rank_ops(*args) if o.role in {"attn.out", "mlp.out", "moe.out", "moe.restore"}]
+    assert all(a == "attn.out" and b != "attn.out" for a, b in zip(outer[::2], outer[1::2], strict=True))

@@ -141,6 +141,8 @@ class Convention(Frozen, frozen=True, kw_only=True):
         also over PCIe with peer access); below one_shot_bytes[size] in one
         step (every rank reads all peers), above in two (reduce-scatter and all-gather).
     kv_heads_replicate: True = tp beyond the KV heads replicates them (False = refused).
+    sequence_stays: True = sequence-sharded rows stay so from stage to stage and are gathered before the head.
+    moe_counts: True = an all-to-all of each expert's row count (int64) goes ahead of a direct exchange.
     supported: False while the convention has not been compared with the real engine or a published table.
     """
 
@@ -168,6 +170,8 @@ class Convention(Frozen, frozen=True, kw_only=True):
     kv_heads_replicate: bool = True
     embed_reduce: bool = True
     vision_over: str = "tp"
+    sequence_stays: bool = False
+    moe_counts: bool = False
 
 
 class Refusal(Frozen, frozen=True, kw_only=True):

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from linkwise.cluster.types import Accelerator
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine import rules
-from linkwise.engine.base import Options, Parsed, Refusal
+from linkwise.engine.base import Options, Parsed, Refusal, Resolved
 from linkwise.engine.fact_engine import FactEngine, check_stages, degree, flag_words, kv_dtype, model_name, numbered
 from linkwise.engine.flags import positive, read, without_program
 from linkwise.model.types import Model
@@ -25,6 +26,25 @@ class Linkwise(FactEngine):
         yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
         yield rules.experts(model, layout, even=False)
         yield rules.context_shards(model, layout)
+        yield _sequence_alone(layout)
+
+    def resolve(
+        self, options: Options, model: Model, accelerator: Accelerator | None = None, layout: Layout | None = None
+    ) -> Resolved:
+        """The settings it would run with. Raises InputError for an option it does not run."""
+        if options.mtp_tokens:
+            raise InputError(
+                f"mtp_tokens is {options.mtp_tokens}",
+                where="linkwise",
+                expected="0: the runtime does not draft tokens",
+            )
+        if options.moe_exchange not in {None, self.convention.moe_exchange}:
+            raise InputError(
+                f"moe_exchange is {options.moe_exchange}",
+                where="linkwise",
+                expected=f"{self.convention.moe_exchange}, the runtime's only direct exchange",
+            )
+        return super().resolve(options, model, accelerator, layout)
 
     def stage_layers(self, layers: int, pp: int) -> tuple[int, ...]:
         """The remainder goes to the first stages: the last one has the head."""
@@ -70,3 +90,16 @@ class Linkwise(FactEngine):
             ignored=words.ignored,
             notes=words.notes,
         )
+
+
+def _sequence_alone(layout: Layout) -> Refusal | None:
+    """Rows that cp or attention replicas divide are not divided over tp a second time."""
+    if not layout.sequence_sharded or layout.cp * layout.dp_attn == 1:
+        return None
+    name = "cp" if layout.cp > 1 else "dp_attn"
+    return Refusal(
+        reason=f"sequence_sharded with {name} {getattr(layout, name)}: rows are sharded over tp only where all ranks of"
+        " a stage see the same tokens",
+        change="sequence_sharded off",
+        ways=({"sequence_sharded": 0}, {"cp": 1, "dp_attn": 1}),
+    )

@@ -6,32 +6,37 @@ from linkwise.core.dtypes import BITS
 from linkwise.core.quantity import Given, Num, ceil_div, times, total, value_of
 from linkwise.model.types import Model
 from linkwise.plan.batch import Batch
-from linkwise.plan.inventory import Inventory, layers_within, token_bytes
-from linkwise.plan.writer import Writer, reduce
+from linkwise.plan.inventory import Inventory, Stage, layers_within, token_bytes
+from linkwise.plan.writer import Writer, filled_up, reduce
 
 
 def mixer_ops(
-    write: Writer, stock: Inventory, batch: Batch, kv_dtype: str, row: Num, tokens: Num, given: Given
+    write: Writer, stock: Inventory, part: Stage, batch: Batch, kv_dtype: str, row: Num, tokens: Num, given: Given
 ) -> None:
-    """Communication inside attention (cp, dcp) and the reduction after it."""
-    layout, stage, model = write.layout, write.stage, stock.model
-    attention = stock.attention_layers(stage)
-    prompt = [p for p in batch.parts if p.prompt]
-    if layout.cp > 1 and prompt:
-        # Ring attention: every rank sees every other rank's keys and values once, in cp-1 passes.
-        tokens_here = total(ceil_div(times(p.requests, p.context + p.new), layout.cp) for p in prompt)
-        for state, layers in stock.states:
-            number = layers_within(layers, stage)
-            if number and state.per_token:
-                each = given(f"{state.name}_bytes_per_token", token_bytes(state, layout, kv_dtype), "B", "ledger")
-                passes = number * (layout.cp - 1)
-                write.add("send_recv", f"cp.{state.name}", "cp", layout.cp, tokens_here * each, tokens, passes)
+    """Communication inside attention (dcp, cp) and the reduction after it, of the layers of `part`."""
+    layout = write.layout
+    attention = stock.attention_layers(part)
     if attention:
-        drawn = [p.tokens for p in batch.parts if not p.prompt]
-        if drawn:
-            _combine(write, model, attention, total(drawn), given)
-        _cached_prompt(write, stock, batch, kv_dtype, given)
-    reduce(write, "attn.out", "tp", layout.tp, row, tokens, stock.mixers(stage))
+        drawn = total(p.tokens for p in batch.parts if not p.prompt)
+        if np.any(value_of(drawn)):
+            _combine(write, stock.model, attention, drawn, given)
+        _cached_prompt(write, stock, part, batch, kv_dtype, given)
+        _ring(write, stock, part, batch, kv_dtype, tokens, given)
+    reduce(write, "attn.out", "tp", layout.tp, row, tokens, stock.mixers(part))
+
+
+def _ring(write: Writer, stock: Inventory, part: Stage, batch: Batch, kv_dtype: str, tokens: Num, given: Given) -> None:
+    """Ring attention of prompts: every rank sees every other rank's keys and values once, in cp-1 passes."""
+    cp = write.layout.cp
+    prompt = [p for p in batch.parts if p.prompt]
+    if cp == 1 or not prompt:
+        return
+    tokens_here = total(times(p.requests, ceil_div(p.context + p.new, cp)) for p in prompt)
+    for state, layers in stock.states:
+        number = layers_within(layers, part)
+        if number and state.per_token:
+            each = given(f"{state.name}_bytes_per_token", token_bytes(state, write.layout, kv_dtype), "B", "ledger")
+            write.add("send_recv", f"cp.{state.name}", "cp", cp, tokens_here * each, tokens, number * (cp - 1))
 
 
 def _combine(write: Writer, model: Model, repeat: int, tokens: Num, given: Given) -> None:
@@ -58,15 +63,19 @@ def _combine(write: Writer, model: Model, repeat: int, tokens: Num, given: Given
     write.add("all_reduce", "cp.out", "cp", layout.cp, rows * got * width, tokens, repeat)
 
 
-def _cached_prompt(write: Writer, stock: Inventory, batch: Batch, kv_dtype: str, given: Given) -> None:
-    """A prompt chunk attends its new tokens locally; under dcp the cached part of its context is gathered first."""
-    layout, stage = write.layout, write.stage
+def _cached_prompt(write: Writer, stock: Inventory, part: Stage, batch: Batch, kv_dtype: str, given: Given) -> None:
+    """A prompt chunk attends its new tokens locally; under dcp the cached part of its context is gathered first.
+
+    Every rank gives the same number of entries of a prompt: shards are filled up.
+    """
+    layout = write.layout
     cached = [p for p in batch.parts if p.prompt and np.any(value_of(p.context))]
     if layout.dcp == 1 or not cached:
         return
-    tokens = total(times(p.requests, p.context) for p in cached)
+    kept = ((p, ceil_div(p.context, layout.cp) if layout.cp > 1 else p.context) for p in cached)
+    tokens = total(times(p.requests, filled_up(entries, layout.dcp)) for p, entries in kept)
     for state, layers in stock.states:
-        number = layers_within(layers, stage)
+        number = layers_within(layers, part)
         if number and state.per_token:
             each = given(f"{state.name}_bytes_per_token", token_bytes(state, layout, kv_dtype), "B", "ledger")
             write.add("all_gather", f"dcp.{state.name}", "dcp", layout.dcp, tokens * each, tokens, number)

@@ -33,8 +33,8 @@ class Batch(NamedTuple):
         return total(p.tokens for p in self.parts)
 
     def rank_tokens(self, cp: int) -> Num:
-        """Tokens on one rank of an attention replica: prompts are split over cp, decode tokens are not."""
-        return total(ceil_div(p.tokens, cp) if p.prompt and cp > 1 else p.tokens for p in self.parts)
+        """Tokens on one rank of an attention replica: each prompt is split over cp, decode tokens are not."""
+        return total(times(p.requests, ceil_div(p.new, cp)) if p.prompt and cp > 1 else p.tokens for p in self.parts)
 
 
 def decode_batch(requests: Num, context: Num, *, new: Num = 1) -> Batch:

@@ -5,7 +5,7 @@ from linkwise.core.quantity import Given, Num, ceil_div, named
 from linkwise.engine.base import Convention, Options
 from linkwise.model.types import Model, Moe
 from linkwise.plan.collectives import distinct_nodes
-from linkwise.plan.writer import Writer, axis_of, reduce
+from linkwise.plan.writer import Writer, axis_of, filled_up, reduce
 
 
 def dense_ops(write: Writer, repeat: int, row: Num, tokens: Num, prefix: str = "") -> None:
@@ -45,12 +45,17 @@ def expert_ops(
         return
     if moe.shared_experts and convention.shared_over == "tp":
         write.add("all_reduce", shared, "tp", layout.tp, row, tokens, repeat, after="shared experts")
+    # Each tensor rank of an attention replica handles its own rows, filled up to the same number on each.
+    whole = row
+    if layout.tp > 1:
+        width = given("row_bytes", model.hidden * BITS[model.dtype] // 8, "B/token", f"{model.name}: hidden states")
+        whole = named("filled_rows", filled_up(tokens, layout.tp) * width, "B")
     if exchange == "all_gather" or (differ and layout.moe_tp > 1):
         # Every rank sees every token of the stage and keeps what its experts (or its slice of them) contribute.
-        gathered, size = named("gathered_rows", row * (layout.stage_size // layout.tp), "B"), layout.stage_size
+        gathered, size = named("gathered_rows", whole * (layout.stage_size // layout.tp), "B"), layout.stage_size
         write.add("all_gather", dispatch, "stage", size, gathered, tokens, repeat, after="router")
         write.add("reduce_scatter", combine, "stage", size, gathered, tokens, repeat, after="experts")
-        write.add("all_gather", restore, "tp", layout.tp, row, tokens, repeat, after=combine)
+        write.add("all_gather", restore, "tp", layout.tp, whole, tokens, repeat, after=combine)
         return
     # Direct exchange. Tensor ranks of one attention replica hold the same tokens and each sends its share of them.
     own = ceil_div(tokens, layout.tp) if layout.tp > 1 and convention.moe_replicated else tokens
@@ -60,6 +65,11 @@ def expert_ops(
     if exchange == "all_to_all_node" and write.place.nodes > 1:
         once = first_hop(moe, write.place.nodes, layout.ep)
         share = given("first_hop", once, "", "a copy to each other node and each rank of the own, over one per expert")
+    if convention.moe_counts:
+        counts = given("expert_counts", 8 * moe.experts, "B", "rows for each expert, int64")
+        write.add(
+            "all_to_all", f"{prefix}moe.counts", "ep", layout.ep, counts, own, repeat, after="router", dtype="int64"
+        )
     for role, each, dtype, after in (
         (dispatch, _copy_bytes(model, moe, convention, given), convention.dispatch_dtype, "router"),
         (
@@ -82,11 +92,11 @@ def expert_ops(
             after=after,
             useful_share=share,
             sizes=sizes,
-            dtype=dtype,
+            dtype="" if dtype == "activation" else dtype,
         )
     write.add("all_reduce", out, "moe_tp", layout.moe_tp, row, tokens, repeat, after="experts")
     if convention.moe_replicated:
-        write.add("all_gather", restore, "tp", layout.tp, row, tokens, repeat, after=combine)
+        write.add("all_gather", restore, "tp", layout.tp, whole, tokens, repeat, after=combine)
 
 
 def _values(model: Model, moe: Moe, dtype: str, name: str, given: Given) -> Num:

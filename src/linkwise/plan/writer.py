@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, named, value_of, where
+from linkwise.core.quantity import Given, Num, ceil_div, named, value_of, where
 from linkwise.engine.base import Convention
 from linkwise.model.types import Model
 from linkwise.plan.collectives import Wire, default_algorithm, wire
@@ -109,6 +109,11 @@ def axis_of(layout: Layout, over: str) -> tuple[int, str]:
     if over == "stage":
         return layout.stage_size, "stage"
     return (layout.tp, "tp") if over == "tp" else (1, "tp")
+
+
+def filled_up(tokens: Num, parts: int) -> Num:
+    """Tokens rounded up so that each of `parts` ranks has the same number; a chain shows no division by one."""
+    return ceil_div(tokens, parts) * parts if parts > 1 else tokens
 
 
 def reduce(write: Writer, role: str, axis: str, size: int, row: Num, tokens: Num, repeat: int) -> None:

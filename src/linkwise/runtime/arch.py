@@ -224,7 +224,7 @@ def _experts(config: _Config, family: str) -> Experts:
     if family == "qwen3_moe":
         dense, every = config.fields.get("mlp_only_layers") or [], config.count("decoder_sparse_step", 1)
         return Experts(
-            count=config.count("num_experts"),
+            count=config.count("num_experts", config.fields.get("num_local_experts")),  # transformers 5 renamed it
             top_k=config.count("num_experts_per_tok"),
             intermediate=config.count("moe_intermediate_size"),
             layers=tuple(i for i in range(layers) if i not in dense and (i + 1) % every == 0),

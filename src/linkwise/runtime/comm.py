@@ -46,6 +46,7 @@ class Comm:
         self.calls = 0
         self.waiting = ""
         self._sequence = dict.fromkeys((*AXES, "handoff"), 0)
+        self._dtypes: dict[Any, str] = {}
 
     def size(self, axis: str) -> int:
         """Ranks of this rank's group on an axis; 1 when it has none."""
@@ -76,7 +77,9 @@ class Comm:
         team = self.teams[axis]
         tensor = tensor.contiguous()
         out = tensor.new_empty((team.size * tensor.shape[0], *tensor.shape[1:]))
-        self._do("all_gather", role, team, out, lambda: dist.all_gather_into_tensor(out, tensor, group=team.handle))
+        # torch renamed both in 2.13 and warns of the old names.
+        call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        self._do("all_gather", role, team, out, lambda: call(out, tensor, group=team.handle))
         return out
 
     def reduce_scatter(self, axis: str, role: str, tensor: Any) -> Any:
@@ -88,7 +91,8 @@ class Comm:
         team = self.teams[axis]
         tensor = tensor.contiguous()
         out = tensor.new_empty((tensor.shape[0] // team.size, *tensor.shape[1:]))
-        self._do("reduce_scatter", role, team, tensor, lambda: dist.reduce_scatter_tensor(out, tensor, group=team.handle))
+        call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        self._do("reduce_scatter", role, team, tensor, lambda: call(out, tensor, group=team.handle))
         return out
 
     def all_to_all(self, axis: str, role: str, tensor: Any, sends: Sequence[int], takes: Sequence[int]) -> Any:
@@ -107,7 +111,7 @@ class Comm:
         return out
 
     def send(self, axis: str, role: str, tensor: Any, to: int, *, wait: bool = True) -> Any:
-        """Send to a place of the group. wait False: returns torch's Work; the tensor must live until it is waited for."""
+        """Send to a place of the group. wait False: returns torch's Work, until whose end the tensor must live."""
         import torch.distributed as dist
 
         team = self.teams[axis]
@@ -142,8 +146,10 @@ class Comm:
         number = self._sequence[team.axis]
         self._sequence[team.axis] = number + 1
         if self.listener is not None:
-            size = counted.numel() * counted.element_size()
+            name = self._dtypes.get(counted.dtype)
+            if name is None:  # writing a dtype's name takes longer than looking it up
+                name = self._dtypes[counted.dtype] = str(counted.dtype)[6:]
             self.listener(
-                Call(kind, role, team.axis, team.members, number, size, str(counted.dtype)[6:], peer, began, began, ended)
+                Call(kind, role, team.axis, team.members, number, counted.nbytes, name, peer, began, began, ended)
             )
         return result

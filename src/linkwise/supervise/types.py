@@ -50,7 +50,7 @@ class Token(NamedTuple):
 
     id: str
     token: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks a token for
 
 
 class Finished(NamedTuple):

@@ -55,7 +55,7 @@ def gated_experts(fields: Fields, hidden: int, shared: int) -> Experts:
     return Experts(
         hidden,
         common.width(fields, "moe_intermediate_size"),
-        *common.expert_counts(fields, "num_experts"),
+        *common.expert_counts(fields, "num_experts", "num_local_experts"),
         shared=1 if shared else 0,
         shared_inner=shared,
         shared_name="shared_expert",

@@ -1,0 +1,155 @@
+"""Which rank is at fault? Judged by the driver from what ranks report, while the ranks themselves wait in a collective.
+
+A rank that sends no heartbeat is stopped. One that lives, owes work and waits for nobody while others wait is slow. If
+ranks cannot be told apart nobody is named.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from linkwise.runtime.control import Beat
+from linkwise.supervise.types import Fault
+
+BEAT_S = 0.15  # between two heartbeats
+SILENT_S = 3.0  # without one, at most; a rank whose interpreter is held up for long is not stopped yet
+_SMOOTH = 0.2  # weight of the newest step
+_STEPS = 8  # before anybody is called persistently slow
+_LAG_S = 0.02  # own time beyond the others', from here on worth a name
+_LAG_SHARE = 0.5  # and this share of the others' own time
+
+
+@dataclass
+class View:
+    """What the driver knows of a rank. Times: seconds of the driver's monotonic clock.
+
+    heard: last message. changed: last progress. given, done: pieces of work. step, calls, waiting: of its last Beat.
+    """
+
+    rank: int
+    heard: float
+    changed: float
+    given: int = 0
+    done: int = 0
+    step: int = -1
+    calls: int = 0
+    waiting: str = ""
+
+    def give(self, now: float) -> None:
+        if self.given == self.done:
+            self.changed = now
+        self.given += 1
+
+    def finish(self, now: float) -> None:
+        self.done += 1
+        self.changed = now
+
+    def beat(self, beat: Beat, now: float) -> None:
+        if (beat.step, beat.calls, beat.waiting) != (self.step, self.calls, self.waiting):
+            self.step, self.calls, self.waiting, self.changed = beat.step, beat.calls, beat.waiting, now
+
+
+def judge(views: Sequence[View], now: float, timeout_s: float) -> Fault | None:
+    """The fault that what is known amounts to, if any. Named well before a call of `timeout_s` runs out of time."""
+    limit = min(SILENT_S, timeout_s / 3)
+    silent = [view for view in views if now - view.heard > limit]
+    if silent:
+        # Of ranks stopped together the first one found must not be named alone.
+        silent = [view for view in views if now - view.heard > limit * 0.75]
+        worst = max(now - view.heard for view in silent)
+        return Fault(_numbers(silent), "stopped", f"{named(silent)} sent no heartbeat for {worst:.1f} s", worst)
+    patience = timeout_s / 2
+    stuck = [view for view in views if view.given > view.done and now - view.changed > patience]
+    waiters = [view for view in views if view.given > view.done and view.waiting]
+    suspects = [view for view in stuck if not view.waiting]
+    if suspects and len(suspects) < len(views):
+        # Who has done more may itself be held up by one that has done less.
+        least = min(view.done for view in suspects)
+        slow = [view for view in suspects if view.done == least]
+        after = max(now - view.changed for view in slow)
+        where = f" while {named(waiters)} waited in {waiters[0].waiting}" if waiters else ""
+        return Fault(_numbers(slow), "slow", f"{named(slow)} made no progress for {after:.1f} s{where}", after)
+    late = [view for view in stuck if now - view.changed > timeout_s * 0.9]
+    if late and len(late) == sum(view.given > view.done for view in views):
+        after = max(now - view.changed for view in late)
+        ranks = _numbers(late) if len(views) == 1 else ()
+        words = f"{named(late)} made no progress for {after:.1f} s"
+        places = sorted({view.waiting for view in late} - {""})
+        return Fault(ranks, "slow", words + (f", in {', '.join(places)}" if places else ""), after)
+    return None
+
+
+def named(views: Collection[View]) -> str:
+    """rank 3 / ranks 1, 2"""
+    return f"rank{'s' * (len(views) > 1)} {', '.join(str(view.rank) for view in views)}"
+
+
+def _numbers(views: Collection[View]) -> tuple[int, ...]:
+    return tuple(view.rank for view in views)
+
+
+class Arrival(NamedTuple):
+    """A rank against the others of its stage, smoothed over steps.
+
+    late_s: begins its steps after the first of them. own_s: time of a step it spends on its own, not waiting.
+    others_s: the median of the others' own time. steps: seen.
+    """
+
+    late_s: float
+    own_s: float
+    others_s: float
+    steps: int
+
+    @property
+    def lagging(self) -> bool:
+        """Whether the others persistently wait for this rank."""
+        beyond = self.own_s - self.others_s
+        return self.steps >= _STEPS and beyond > _LAG_S and beyond > _LAG_SHARE * self.others_s
+
+
+@dataclass
+class Arrivals:
+    """Smoothed arrivals of ranks that should keep step. stages: ranks that do the same work, by group and stage."""
+
+    stages: Sequence[tuple[int, ...]]
+    _begun: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    _ended: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    _late: dict[int, float] = field(default_factory=dict)
+    _own: dict[int, float] = field(default_factory=dict)
+    _steps: dict[int, int] = field(default_factory=dict)
+
+    def began(self, rank: int, step: int, at_ns: int) -> None:
+        times = self._whole(self._begun, rank, step, at_ns)
+        for number, at in times.items():
+            self._late[number] = _smoothed(self._late.get(number), (at - min(times.values())) / 1e9)
+
+    def ended(self, rank: int, step: int, own_ns: int) -> None:
+        for number, own in self._whole(self._ended, rank, step, own_ns).items():
+            self._own[number] = _smoothed(self._own.get(number), own / 1e9)
+            self._steps[number] = self._steps.get(number, 0) + 1
+
+    def _whole(self, kept: dict[tuple[int, int], dict[int, int]], rank: int, step: int, value: int) -> dict[int, int]:
+        """The values of a whole stage, once all of its ranks have reported the step."""
+        stage = next(i for i, ranks in enumerate(self.stages) if rank in ranks)
+        values = kept.setdefault((stage, step), {})
+        values[rank] = value
+        if len(values) < len(self.stages[stage]):
+            return {}
+        del kept[stage, step]
+        return values
+
+    def table(self) -> dict[int, Arrival]:
+        """By rank. A rank alone in its stage has nobody to compare with and is compared with itself."""
+        found = {}
+        for ranks in self.stages:
+            for rank in ranks:
+                if rank in self._own:
+                    others = [self._own[r] for r in ranks if r != rank and r in self._own] or [self._own[rank]]
+                    late = self._late.get(rank, 0.0)
+                    found[rank] = Arrival(late, self._own[rank], median(others), self._steps.get(rank, 0))
+        return found
+
+
+def _smoothed(before: float | None, new: float) -> float:
+    return new if before is None else before + _SMOOTH * (new - before)

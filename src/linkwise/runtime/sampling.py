@@ -1,0 +1,52 @@
+"""How the next token is drawn from logits. The same seed and position always draw the same token from equal logits."""
+
+from collections.abc import Sequence
+
+import torch
+
+from linkwise.runtime.steps import Draw
+
+_SEEDS = 1 << 63  # as many as torch takes
+_STRIDE = 0x9E3779B97F4A7C15  # odd: positions of one seed never meet, and neighbours land far apart
+_LIKELY = 1024  # of these the smallest set is sought first; sorting a whole vocabulary takes milliseconds
+
+
+def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:
+    """One token per row of logits [rows, vocab]. positions: of the token drawn, in its request."""
+    if not draws:
+        return []
+    best = logits.argmax(dim=-1).tolist()
+    return [
+        int(best[row]) if how.temperature <= 0.0 else _drawn(logits[row], how, position)
+        for row, (how, position) in enumerate(zip(draws, positions, strict=True))
+    ]
+
+
+def _drawn(logits: torch.Tensor, how: Draw, position: int) -> int:
+    # On the host: generators of other devices draw other numbers.
+    mass = torch.softmax(logits.cpu().double() / how.temperature, dim=-1)
+    if how.top_p >= 1.0:
+        return _pick(mass, how.seed, position)
+    kept, tokens = _smallest(mass, how.top_p)
+    return int(tokens[_pick(kept, how.seed, position)])
+
+
+def _smallest(mass: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fewest tokens, most likely first, whose mass reaches top_p, and their numbers."""
+    for count in (min(_LIKELY, mass.numel()), mass.numel()):
+        likely, tokens = torch.topk(mass, count)
+        reached = torch.cumsum(likely, dim=-1)
+        enough = int(torch.searchsorted(reached, top_p)) + 1
+        if enough <= count:
+            break
+    enough = min(enough, mass.numel())
+    return likely[:enough], tokens[:enough]
+
+
+def _pick(mass: torch.Tensor, seed: int, position: int) -> int:
+    """A place, with a chance in proportion to its mass; never one without mass."""
+    generator = torch.Generator().manual_seed((seed * 2 + 1 + position * _STRIDE) % _SEEDS)
+    reached = torch.cumsum(mass, dim=-1)
+    aim = torch.rand((), generator=generator, dtype=torch.float64) * reached[-1]
+    place = int(torch.searchsorted(reached, aim, right=True))
+    return place if place < mass.numel() else int(mass.nonzero()[-1])

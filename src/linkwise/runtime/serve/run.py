@@ -1,0 +1,137 @@
+"""The server's process: one socket, the units' lives, an orderly end."""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from linkwise.core.errors import InputError
+from linkwise.runtime.serve.app import Service, create_app
+from linkwise.runtime.serve.limits import is_local
+from linkwise.supervise.health import described
+from linkwise.supervise.supervisor import Supervisor
+
+BACKLOG = 1024
+MAX_CONNECTIONS = 4096
+CLOSE_S = 1.0  # for the last answers to leave
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. InputError when the address is taken or not of this machine: before any rank is started."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InputError(f"{host!r}: {_reason(error)}", where="--host", expected="an address of this machine") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"port {port} is in use", where="--port", expected="a free port, or 0 for any") from None
+        raise InputError(f"{host}:{port}: {_reason(error)}", where="--host, --port") from None
+    return listener
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def check_host(host: str, key: str, *, no_key: bool) -> None:
+    """An address that others reach needs a key, or the word that none is wanted."""
+    if not is_local(host) and not key and not no_key:
+        raise InputError(
+            f"{host} can be reached from other machines and there is no API key",
+            where="--host",
+            expected="LINKWISE_API_KEY or --key-file, or --no-key to serve anybody",
+        )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, without its signal handlers: the end is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(service: Service, listener: socket.socket, say: Callable[[str], None], *, drain_s: float = 30.0) -> int:
+    """Serve until SIGTERM (returns 0) or SIGINT (130). Raises InputError when no unit ever comes up.
+
+    At the signal no more is accepted, live requests get drain_s to end, the rest is cancelled, all units are ended.
+    A second signal ends the waiting.
+    """
+    return asyncio.run(_serve(service, listener, say, drain_s))
+
+
+async def _serve(service: Service, listener: socket.socket, say: Callable[[str], None], drain_s: float) -> int:
+    supervisor = service.supervisor
+    config = uvicorn.Config(
+        create_app(service), log_config=None, log_level="warning", access_log=False, lifespan="off",
+        timeout_keep_alive=30, server_header=False, ws="none", limit_concurrency=MAX_CONNECTIONS,
+    )  # fmt: skip
+    server = _Server(config)
+    signals: list[int] = []
+    asked, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled(number: int) -> None:
+        (hurry if signals else asked).set()
+        signals.append(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    supervisor.start()
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(asked.wait())
+    rising = asyncio.create_task(_come_up(supervisor, say, listener))
+    failure: BaseException | None = None
+    try:
+        await asyncio.wait({running, stopping, rising}, return_when=asyncio.FIRST_COMPLETED)
+        if rising.done():
+            failure = rising.exception()
+            if failure is None:
+                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if signals:
+            say(f"stopping: {supervisor.live} requests have {drain_s:g} s to end")
+    finally:
+        rising.cancel()
+        quick = 0.0 if failure is not None else drain_s
+        await _end(supervisor, server, running, hurry, quick)
+        stopping.cancel()
+        await asyncio.gather(stopping, rising, return_exceptions=True)
+        service.spans.close()
+    if failure is not None:
+        raise failure
+    return 130 if signals and signals[0] == signal.SIGINT else 0
+
+
+async def _end(supervisor: Supervisor, server: Any, running: Any, hurry: asyncio.Event, drain_s: float) -> None:
+    """No new connections; then live requests end, by themselves or by us; then units; then what is open is closed."""
+    server.should_exit = True  # closes the listening socket; open requests go on
+    await asyncio.to_thread(supervisor.drain, drain_s, hurry.is_set)
+    await asyncio.to_thread(supervisor.stop)
+    await asyncio.wait({running}, timeout=CLOSE_S)
+    server.force_exit = True
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def _come_up(supervisor: Supervisor, say: Callable[[str], None], listener: socket.socket) -> None:
+    """Say when the first unit serves. A unit that cannot start at all is bad input, and nothing to try again."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    while not supervisor.ready:
+        for record in supervisor.records:
+            if record.fault.kind in {"start", "map"}:
+                raise InputError(described(record.fault), where=record.unit)
+        if set(supervisor.phases().values()) == {"given up"}:
+            raise InputError("no unit came up", where="supervisor")
+        await asyncio.sleep(0.02)
+    say(f"serving on http://{shown}:{port}")

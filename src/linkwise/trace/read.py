@@ -1,0 +1,168 @@
+"""Our own records back from files. They are hostile until checked: sizes are bounded, every line is validated."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from linkwise.core.errors import InputError
+from linkwise.core.files import open_regular
+from linkwise.core.schema import decode_json
+from linkwise.trace.events import Anchor, Batch, Count, Event, Handoff, Head, Name, RankTrace, Trace
+from linkwise.trace.writer import EARLIER, SUFFIX, Open, Row
+
+MAX_FILE_BYTES = 512 * 2**20
+MAX_LINE_BYTES = 4 * 2**20
+MAX_EVENTS = 20_000_000
+MAX_FILES = 65_536
+
+_ROW = msgspec.json.Decoder(Row)
+_TAGGED: dict[str, msgspec.json.Decoder[Any]] = {
+    "step": msgspec.json.Decoder(tuple[str, *(Batch.__annotations__[n] for n in Batch._fields)]),  # type: ignore[misc]
+    "handoff": msgspec.json.Decoder(tuple[str, *(Handoff.__annotations__[n] for n in Handoff._fields)]),  # type: ignore[misc]
+    "clock": msgspec.json.Decoder(tuple[str, Count, Count]),
+    "lost": msgspec.json.Decoder(tuple[str, Count]),
+    "open": msgspec.json.Decoder(Open),
+}
+_OPS: frozenset[Name] = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "broadcast", "gather", "barrier"}
+)
+
+
+def read_folder(folder: str | Path) -> Trace:
+    """All records of a folder, by unit and rank; a record's earlier and current file are one.
+
+    Raises InputError naming the file and the line for what no run of ours writes.
+    """
+    folder = Path(folder)
+    try:
+        names = sorted(n for n in os.listdir(folder) if n.endswith(SUFFIX))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(folder), expected="a trace folder") from None
+    if not names or len(names) > MAX_FILES:
+        raise InputError(f"{len(names)} trace files", where=str(folder), expected=f"files that end in {SUFFIX}")
+    parts = {n: read_file(folder / n) for n in names}
+    found = []
+    for name in names:
+        if name.endswith(EARLIER):
+            current = name.removesuffix(EARLIER) + SUFFIX
+            found += [] if current in parts else [parts[name]]
+        else:
+            before = parts.get(name.removesuffix(SUFFIX) + EARLIER)
+            found.append(_joined(before, parts[name]) if before else parts[name])
+    return Trace(ranks=tuple(sorted(found, key=lambda r: (r.head.unit, r.head.rank, r.head.anchor.unix_ns))))
+
+
+def _joined(a: RankTrace, b: RankTrace) -> RankTrace:
+    # A step whose calls lie in both files began in the earlier one.
+    last = a.batches[-1].step if a.batches else -1
+    carried = 0
+    while carried < len(b.events) and b.events[carried].step < 0:
+        carried += 1
+    events = [event._replace(step=last) for event in b.events[:carried]]
+    return msgspec.structs.replace(
+        b,
+        head=a.head,
+        events=(*a.events, *events, *b.events[carried:]),
+        batches=a.batches + b.batches,
+        handoffs=a.handoffs + b.handoffs,
+        anchors=a.anchors + b.anchors,
+        lost=a.lost + b.lost,
+    )
+
+
+def read_file(path: str | Path) -> RankTrace:
+    """One file. A last line without its end, as a killed process leaves it, is left out (`cut`)."""
+    where = str(path)
+    with open_regular(path) as (file, size):
+        if size > MAX_FILE_BYTES:
+            raise InputError(f"{size} bytes", where=where, expected=f"at most {MAX_FILE_BYTES}")
+        lines = _lines(file, where)
+        first = next(lines, b"")
+        if not first.endswith(b"\n"):
+            raise InputError("has no whole first line", where=where, expected="a trace that linkwise wrote")
+        head = decode_json(first, Head, where=f"{where}: line 1")
+        return _Reading(head, where).all(lines)
+
+
+def _lines(file: Any, where: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise InputError(f"more than {MAX_LINE_BYTES} bytes", where=f"{where}: line {number}")
+        yield line
+
+
+class _Reading:
+    """One file's events as they come."""
+
+    def __init__(self, head: Head, where: str) -> None:
+        self.head, self.where = head, where
+        self.step, self.lost = -1, 0
+        self.events: list[Event] = []
+        self.batches: list[Batch] = []
+        self.handoffs: list[Handoff] = []
+        self.anchors = [head.anchor]
+
+    def all(self, lines: Iterator[bytes]) -> RankTrace:
+        cut = False
+        for number, line in enumerate(lines, 2):
+            if not line.endswith(b"\n"):
+                cut = True
+                break
+            try:
+                self.take(line)
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
+                raise InputError(f"not a trace line: {error}", where=f"{self.where}: line {number}") from None
+            if len(self.events) + len(self.batches) + len(self.handoffs) > MAX_EVENTS:
+                raise InputError(f"more than {MAX_EVENTS} events", where=self.where)
+        return RankTrace(
+            head=self.head,
+            events=tuple(self.events),
+            batches=tuple(self.batches),
+            handoffs=tuple(self.handoffs),
+            anchors=tuple(self.anchors),
+            lost=self.lost,
+            cut=cut,
+            source=self.where,
+        )
+
+    def take(self, line: bytes) -> None:
+        tag = line[2 : line.find(b'"', 2)].decode()
+        if tag not in _TAGGED:
+            self.call(_ROW.decode(line))
+            return
+        _, *values = value = _TAGGED[tag].decode(line)
+        if tag == "step":
+            batch = Batch(*values)
+            if len(batch.tokens) != len(batch.requests):
+                raise ValueError("a step with other numbers of requests and tokens")
+            self.step = batch.step
+            self.batches.append(batch)
+        elif tag == "handoff":
+            self.handoffs.append(Handoff(*values))
+        elif tag == "clock":
+            self.anchors.append(Anchor(*values))
+        elif tag == "lost":
+            self.lost += values[0]
+        else:
+            self.events.append(
+                Event(value.step, "", value.role, "", -1, 0, "", -1, value.since_ns, value.since_ns, 0, "started")
+            )
+
+    def call(self, row: Row) -> None:
+        if row.op not in _OPS:
+            raise ValueError(f"operation {row.op!r}")
+        if self.head.groups.get(row.group) != row.members:
+            raise ValueError(f"group {row.group!r} of {row.members}, which the first line does not name")
+        if not row.created_ns <= row.started_ns <= row.ended_ns:
+            raise ValueError("a call that ends before it begins")
+        self.events.append(
+            Event(
+                self.step, row.group, row.role, row.op, row.sequence, row.S_bytes, row.dtype, row.peer,
+                row.created_ns, row.started_ns, row.ended_ns, "done",
+            )
+        )  # fmt: skip

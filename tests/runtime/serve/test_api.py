@@ -1,0 +1,375 @@
+"""The API as its clients use it: the `openai` client unchanged, and what it cannot send."""
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.runtime.serve.words import FakeText, shown, written
+from tests.supervise.fake import FakeUnit, until
+
+from linkwise.runtime.serve.answer import Stops
+from linkwise.runtime.serve.limits import Limits, is_local
+from linkwise.supervise.types import Fault
+
+CHAT = [{"role": "user", "content": "hi there"}]
+CHAT_TEXT = "user:hi there"
+DEAD = Fault((1,), "dead", "rank 1 was killed by signal 9", 0.2)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_completions(client) -> None:
+    answer = client.completions.create(model="tiny", prompt="hello", max_tokens=12, temperature=0)
+    assert answer.choices[0].text == written("hello", 12)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 12, 17)
+    assert answer.object == "text_completion"
+    assert answer.model == "tiny"
+    assert answer.id.startswith("cmpl-")
+
+
+def test_several_prompts_and_token_ids(client) -> None:
+    answer = client.completions.create(model="tiny", prompt=["ab", "cde"], max_tokens=4, temperature=0)
+    assert [c.text for c in answer.choices] == [written("ab", 4), written("cde", 4)]
+    assert answer.usage.prompt_tokens == 5
+    ids = client.completions.create(model="tiny", prompt=[3, 4, 5], max_tokens=4, temperature=0)
+    assert ids.choices[0].text == shown([3, 4, 5], 4)
+    both = client.completions.create(model="tiny", prompt=[[3, 4, 5], [6]], max_tokens=4, temperature=0)
+    assert [c.text for c in both.choices] == [shown([3, 4, 5], 4), shown([6], 4)]
+    assert len(client.completions.create(model="tiny", prompt="x", temperature=0).choices[0].text) == 16
+
+
+def test_chat(client) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=CHAT, max_completion_tokens=9, temperature=0)
+    assert answer.choices[0].message.content == written(CHAT_TEXT, 9)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 9
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_chat_streams(client, usage: bool) -> None:
+    more = {"stream_options": {"include_usage": True}} if usage else {}
+    chunks = list(
+        client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=7, temperature=0, stream=True, **more)
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(texts) == written(CHAT_TEXT, 7)
+    assert {c.object for c in chunks} == {"chat.completion.chunk"}
+    assert len({c.id for c in chunks}) == 1
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert reasons[-1] == "length"
+    assert reasons[:-1] == [None] * (len(reasons) - 1)
+    if usage:
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.total_tokens == len(CHAT_TEXT) + 7
+    else:
+        assert all(c.usage is None for c in chunks)
+
+
+def test_completions_stream_several_prompts(client) -> None:
+    stream = client.completions.create(model="tiny", prompt=["ab", "cde"], max_tokens=30, temperature=0, stream=True)
+    texts = {0: "", 1: ""}
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: written("ab", 30), 1: written("cde", 30)}
+
+
+def test_a_stop_string_ends_the_text_and_frees_the_unit(server, client) -> None:
+    full = written("stop", 60)
+    stop = full[20:23]
+    cut = full[: full.find(stop)]
+    for stream in (False, True):
+        answer = client.completions.create(
+            model="tiny", prompt="stop", max_tokens=60, temperature=0, stop=["~~~~", stop], stream=stream
+        )
+        chunks = list(answer) if stream else [answer]
+        assert "".join(c.choices[0].text for c in chunks) == cut
+        assert chunks[-1].choices[0].finish_reason == "stop"
+    assert until(lambda: server.supervisor.live == 0)
+    assert until(lambda: all(u.load.running == 0 for u in server.units))
+
+
+def test_stop_strings_across_pieces() -> None:
+    for text, stops in (
+        ("abcabd--", ("abd",)),
+        ("aaab", ("aab", "b")),
+        ("xyz", ("zz",)),
+        ("", ("a",)),
+        ("éé!", ("é!",)),
+    ):
+        whole = min((at for at in (text.find(s) for s in stops) if at >= 0), default=len(text))
+        for width in (1, 2, 3, 9):
+            found, out = Stops(stops), ""
+            for start in range(0, len(text), width):
+                out += found.push(text[start : start + width])
+            out += found.finish()
+            assert out == text[:whole]
+            assert found.hit == (whole < len(text))
+
+
+def test_models(client) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.created, model.owned_by) == ("tiny", 1_700_000_000, "linkwise")
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        client.models.retrieve("gpt-4")
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-4", prompt="x")
+
+
+NEUTRAL: dict[str, Any] = {
+    "n": 1, "best_of": 1, "echo": False, "suffix": None, "logprobs": None, "frequency_penalty": 0.0, "top_k": -1,
+    "presence_penalty": 0, "logit_bias": {}, "user": "me", "top_p": 1, "seed": 5, "stop": None, "min_p": 0.0,
+    "repetition_penalty": 1.0, "response_format": {"type": "text"}, "stream": False, "ignore_eos": True,
+}  # fmt: skip
+
+
+def test_parameters_at_the_value_that_changes_nothing(server) -> None:
+    answer = server.ask("hello", 6, **NEUTRAL)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == written("hello", 6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2), ("n", True), ("best_of", 3), ("echo", True), ("suffix", "x"), ("logprobs", 0), ("logprobs", 5),
+        ("frequency_penalty", 0.5), ("presence_penalty", -1), ("logit_bias", {"5": 1}), ("top_k", 40), ("min_p", 0.1),
+        ("repetition_penalty", 1.1), ("response_format", {"type": "json_object"}), ("min_tokens", 2),
+        ("use_beam_search", True), ("temperature", 2.1), ("temperature", -0.1), ("temperature", "hot"), ("top_p", 0),
+        ("top_p", 1.5), ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", -3), ("stop", ["x"] * 17), ("stop", ""),
+        ("stop", 5), ("seed", "x"), ("seed", 1 << 70), ("stop_token_ids", [97]), ("guided_json", {}), ("prompt", []),
+        ("prompt", [1, "a"]), ("prompt", [97]), ("prompt", [-1]), ("prompt", [[]]), ("prompt", ""), ("prompt", None),
+        ("prompt", {"a": 1}), ("prompt", [True]), ("prompt", ["x"] * 65), ("prompt", [1.5]),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_answer_is_refused_by_name(server, field: str, value: Any) -> None:
+    answer = server.client.post("/v1/completions", json={"prompt": "hi", "temperature": 0, field: value})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert field in error["message"] or "prompt" in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("reasoning_effort", "high"),
+        ("modalities", ["audio"]), ("top_logprobs", 3), ("logprobs", True), ("web_search_options", {}),
+        ("functions", [{}]), ("verbosity", "low"), ("max_completion_tokens", 0), ("messages", []),
+        ("messages", [{"role": "user"}]), ("messages", [{"role": "user", "content": "x", "tool_calls": [1]}]),
+    ],
+)  # fmt: skip
+def test_what_chat_does_not_do_is_refused_by_name(server, field: str, value: Any) -> None:
+    answer = server.client.post("/v1/chat/completions", json={"messages": CHAT, field: value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(field)
+
+
+def test_requests_longer_than_the_model(server) -> None:
+    answer = server.ask("x" * 4000, 97)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert server.ask("x" * 4000, 96).status_code == 200
+    assert server.ask("x" * 5000, 1).status_code == 400
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"5", b'{"prompt":' + b"[" * 5000])
+def test_bodies_that_are_no_request(server, body: bytes) -> None:
+    answer = server.client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_other_content_types_paths_and_methods(server) -> None:
+    client = server.client
+    assert client.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+    assert client.get("/v1/completions").status_code == 405
+    missing = client.get("/v1/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == "there is no /v1/nothing"
+
+
+def test_request_ids_come_back(server) -> None:
+    answer = server.client.post(
+        "/v1/completions", json={"prompt": "a", "temperature": 0}, headers={"x-request-id": "mine-1"}
+    )
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.json()["id"] == "cmpl-mine-1"
+    odd = server.client.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "no spaces please"})
+    assert odd.status_code == 200
+    assert odd.headers["x-request-id"] != "no spaces please"
+
+
+def test_a_client_that_goes_away_frees_its_request(server) -> None:
+    before = server.metric('vllm:request_success_total{finished_reason="abort"')
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={"prompt": "gone", "max_tokens": 4000, "stream": True}
+    ) as stream:
+        next(stream.iter_lines())
+    assert until(lambda: server.supervisor.live == 0 and all(u.load.running == 0 for u in server.units))
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "gone", "max_tokens": 4000}, timeout=0.2)
+    assert until(lambda: server.supervisor.live == 0 and all(u.load.running == 0 for u in server.units))
+    assert until(lambda: server.metric('vllm:request_success_total{finished_reason="abort"') == before + 2)
+
+
+def test_metrics_count_requests_and_tokens(server) -> None:
+    names = ("vllm:prompt_tokens_total{", "vllm:generation_tokens_total{", "vllm:time_to_first_token_seconds_count{",
+             "vllm:inter_token_latency_seconds_count{", "vllm:e2e_request_latency_seconds_count{")  # fmt: skip
+    length = 'vllm:request_success_total{finished_reason="length"'
+    before = [server.metric(name) for name in (*names, length)]
+    server.ask("12345", 11)
+    after = [server.metric(name) for name in (*names, length)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [5, 11, 1, 10, 1, 1]
+    text = server.client.get("/metrics").text
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+        assert f'{name}{{engine="0",model_name="tiny"}}' in text
+        assert f'{name}{{engine="1",model_name="tiny"}}' in text
+
+
+def test_a_lost_unit_changes_no_stream(serve) -> None:
+    units = [FakeUnit("a", pace_s=0.004), FakeUnit("b", pace_s=0.004)]
+    server = serve(*units)
+    texts: list[str] = []
+
+    def read() -> None:
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={"prompt": "same", "max_tokens": 80, "temperature": 0, "stream": True},
+            timeout=20,
+        ) as stream:
+            lines = [line[6:] for line in stream.iter_lines() if line.startswith("data: {")]
+        texts.append("".join(json.loads(line)["choices"][0]["text"] for line in lines))
+
+    readers = [threading.Thread(target=read) for _ in range(6)]
+    for reader in readers:
+        reader.start()
+    assert until(lambda: all(u.load.running for u in units))
+    time.sleep(0.05)
+    units[0].fail(DEAD)
+    assert until(lambda: server.client.get("/ready").status_code == 200)
+    for reader in readers:
+        reader.join()
+    assert texts == [written("same", 80)] * 6
+    assert server.metric('linkwise:faults_total{kind="dead"') == 1
+    assert server.metric("linkwise:retries_total{") >= 1
+
+
+def test_rejected_with_503_and_retry_after(serve) -> None:
+    unit = FakeUnit("a", pace_s=0.003)
+    server = serve(unit, on_fault="reject", backoff_s=0.6, backoff_most_s=1.0)
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(server.ask("x", 2000)))
+    asking.start()
+    body = {"prompt": "y", "max_tokens": 2000, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as streamed:
+        lines = streamed.iter_lines()
+        next(lines)
+        assert until(lambda: unit.load.running == 2)
+        unit.fail(DEAD)
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-1][6:])["error"]["code"] == "group_lost"
+    asking.join()
+    assert answers[0].status_code == 503
+    assert int(answers[0].headers["retry-after"]) >= 1
+    assert "rank 1 dead" in answers[0].json()["error"]["message"]
+    later = server.ask("x", 1)
+    assert later.status_code == 503
+    assert "retry-after" in later.headers
+    health = server.client.get("/health")
+    assert health.status_code == 503
+    assert "rank 1 dead: rank 1 was killed by signal 9" in health.json()["reason"]
+    assert server.client.get("/ready").status_code == 503
+    assert until(lambda: server.client.get("/ready").status_code == 200)
+    assert server.ask("x", 3).json()["choices"][0]["text"] == written("x", 3)
+
+
+def test_health_fails_within_its_bound_when_nothing_comes_out(serve) -> None:
+    unit = FakeUnit("a")
+    server = serve(unit)
+    assert server.client.get("/health").json()["status"] == "ok"
+    unit.frozen = True
+    time.sleep(1.1)  # a token of the last second still counts
+    began = time.monotonic()
+    answer = server.client.get("/health")
+    assert answer.status_code == 503
+    assert answer.json()["reason"] == "a: no token within 0.5 s"
+    assert time.monotonic() - began < 1.2
+    unit.frozen = False
+    assert server.client.get("/health").status_code == 200
+
+
+def test_limits(serve) -> None:
+    unit = FakeUnit("a")
+    server = serve(unit, limits=Limits(body_bytes=2000, max_tokens=50, timeout_s=0.4), max_waiting=2)
+    assert server.ask("x" * 2100).status_code == 413
+    chunked = server.client.post(
+        "/v1/completions", content=(b" " * 500 for _ in range(5)), headers={"content-type": "application/json"}
+    )
+    assert chunked.status_code == 413
+    over = server.ask("x", 51)
+    assert over.status_code == 400
+    assert over.json()["error"]["param"] == "max_tokens"
+    unit.frozen = True
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(server.ask("x", 5))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: server.supervisor.waiting == 2)
+    full = server.ask("x", 5)
+    assert full.status_code == 429
+    assert full.headers["retry-after"] == "1"
+    assert full.json()["error"]["type"] == "rate_limit_error"
+    for thread in threads:
+        thread.join()
+    assert [a.status_code for a in answers] == [504, 504]
+    assert until(lambda: server.supervisor.live == 0)
+    unit.frozen = False
+    assert until(lambda: unit.load.running == 0)
+    assert server.ask("x", 5).status_code == 200
+
+
+def test_the_key(serve) -> None:
+    server = serve(FakeUnit("a"), key="s3cret")
+    assert server.ask("x", 1).status_code == 200
+    for header in (None, "Bearer wrong", "s3cret", "Basic s3cret", "Bearer", "Bearer s3cretx"):
+        headers = {"authorization": header} if header else {}
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(f"{server.url}/v1/models").status_code == 401
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="s3cret", max_retries=0) as client:
+        assert client.completions.create(model="tiny", prompt="x", max_tokens=2, temperature=0).choices
+
+
+def test_local_addresses() -> None:
+    assert [is_local(h) for h in ("127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8")] == [True] * 5
+    assert [is_local(h) for h in ("0.0.0.0", "::", "192.168.0.1", "example.org", "")] == [False] * 5  # noqa: S104
+
+
+def test_sampled_text_is_seeded(server) -> None:
+    assert FakeText().encode("a") == [66]
+    for _ in range(2):
+        server.ask("seed", 1, temperature=1)
+    jobs = [j for u in server.units for j in u.accepted if j.prompt == tuple(FakeText().encode("seed"))]
+    assert len({j.sampling.seed for j in jobs}) == 2  # one of our own for each request
+    server.ask("seed2", 1, temperature=0.5, top_p=0.9, seed=7)
+    (job,) = [j for u in server.units for j in u.accepted if j.prompt == tuple(FakeText().encode("seed2"))]
+    assert job.sampling == (0.5, 0.9, 7)
+    assert job.trace
+    assert "seed" not in job.trace

@@ -1,0 +1,83 @@
+"""Spans of requests: under the client's traceparent, nested in time, and without any text."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.serve.words import written
+from tests.supervise.fake import FakeUnit
+
+from linkwise.core.errors import InputError
+from linkwise.runtime.serve.spans import Spans
+from linkwise.supervise.types import Fault
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture(scope="module")
+def spans(serve, tmp_path_factory) -> list[dict[str, Any]]:
+    path = tmp_path_factory.mktemp("spans") / "spans.jsonl"
+    units = [FakeUnit("a", pace_s=0.003), FakeUnit("b", pace_s=0.003)]
+    server = serve(*units, spans=path)
+    before = time.time_ns()
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    body = {"prompt": "confidential", "max_tokens": 40, "temperature": 0}
+    with server.client.stream("POST", "/v1/completions", json={**body, "stream": True}, headers=headers) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        next(u for u in units if u.load.running).fail(Fault((0,), "stopped", "rank 0 gives no sign of life"))
+        list(lines)
+    server.ask("no parent", 1)
+    server.service.spans.close()
+    found = [
+        span
+        for line in path.read_text().splitlines()
+        for part in json.loads(line)["resourceSpans"]
+        for scope in part["scopeSpans"]
+        for span in scope["spans"]
+    ]
+    assert "confidential" not in path.read_text()
+    assert written("confidential", 4) not in path.read_text()
+    assert all(before <= int(s["startTimeUnixNano"]) <= int(s["endTimeUnixNano"]) <= time.time_ns() for s in found)
+    return found
+
+
+def _of(spans: list[dict[str, Any]], trace: str) -> dict[str, dict[str, Any]]:
+    return {span["name"]: span for span in spans if span["traceId"] == trace}
+
+
+def test_spans_are_children_of_the_clients(spans) -> None:
+    mine = _of(spans, TRACE)
+    assert set(mine) == {"request", "queue", "prefill", "decode"}
+    request = mine["request"]
+    assert request["parentSpanId"] == PARENT
+    assert request["kind"] == 2  # SERVER in OTLP
+    assert {mine[n]["parentSpanId"] for n in ("queue", "prefill", "decode")} == {request["spanId"]}
+    times = [request["startTimeUnixNano"], mine["queue"]["startTimeUnixNano"], mine["queue"]["endTimeUnixNano"],
+             mine["prefill"]["startTimeUnixNano"], mine["prefill"]["endTimeUnixNano"],
+             mine["decode"]["startTimeUnixNano"], mine["decode"]["endTimeUnixNano"],
+             request["endTimeUnixNano"]]  # fmt: skip
+    assert times == sorted(times, key=int)
+
+
+def test_a_retry_and_the_counts_are_in_them(spans) -> None:
+    request = _of(spans, TRACE)["request"]
+    values = {a["key"]: a["value"] for a in request["attributes"]}
+    assert values["gen_ai.usage.input_tokens"] == {"intValue": "12"}
+    assert values["gen_ai.usage.output_tokens"] == {"intValue": "40"}
+    assert values["gen_ai.response.finish_reasons"] == {"arrayValue": {"values": [{"stringValue": "length"}]}}
+    (event,) = request["events"]
+    assert event["name"] == "retry"
+    assert {a["key"]: a["value"] for a in event["attributes"]}["cause"] == {"stringValue": "stopped"}
+
+
+def test_a_request_without_a_parent_begins_a_trace(spans) -> None:
+    (request,) = [s for s in spans if s["name"] == "request" and s["traceId"] != TRACE]
+    assert "parentSpanId" not in request
+
+
+def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        Spans(tmp_path / "none" / "spans.jsonl", "m")

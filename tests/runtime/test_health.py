@@ -1,0 +1,96 @@
+"""Who is at fault, from what ranks reported: worked by hand, times in seconds of one clock."""
+
+import pytest
+
+from linkwise.runtime.control import Beat
+from linkwise.runtime.health import Arrivals, View, judge
+
+TIMEOUT = 12.0  # silent after 3 s, slow after 6
+
+
+def view(
+    rank: int, *, heard: float = 100.0, changed: float = 100.0, owes: int = 1, done: int = 5, waiting: str = ""
+) -> View:
+    return View(rank, heard, changed, given=done + owes, done=done, waiting=waiting)
+
+
+def verdict(*views: View, now: float = 100.0) -> tuple[tuple[int, ...], str] | None:
+    fault = judge(views, now, TIMEOUT)
+    return (fault.ranks, fault.kind) if fault else None
+
+
+def test_healthy_ranks_are_left_alone() -> None:
+    assert verdict(view(0), view(1, waiting="attn.out")) is None
+    assert verdict(view(0, owes=0, changed=0.0), view(1, owes=0, changed=0.0)) is None
+
+
+def test_no_heartbeat_is_stopped_whoever_else_hangs() -> None:
+    hung = view(0, changed=90.0, waiting="attn.out")
+    assert verdict(hung, view(1, heard=96.5, changed=90.0, waiting="mlp.out")) == ((1,), "stopped")
+
+
+def test_ranks_stopped_together_are_named_together() -> None:
+    assert verdict(view(0), view(1, heard=96.9), view(2, heard=97.5)) == ((1, 2), "stopped")
+
+
+def test_who_waits_for_nobody_while_others_wait_is_slow() -> None:
+    waits = {"changed": 93.5, "waiting": "attn.out"}
+    assert verdict(view(0, **waits), view(1, changed=93.0), view(2, **waits)) == ((1,), "slow")
+
+
+def test_nobody_is_slow_before_the_time() -> None:
+    assert verdict(view(0, changed=95.0, waiting="attn.out"), view(1, changed=95.0)) is None
+
+
+def test_of_two_that_do_not_move_the_one_behind_holds_the_other_up() -> None:
+    """A stage that cannot hand on waits for its next one, which waits for nobody."""
+    ahead, behind = view(0, changed=93.0, done=7), view(1, changed=93.0, done=5, owes=3)
+    assert verdict(ahead, behind, view(2, changed=93.0, waiting="pp.hidden")) == ((1,), "slow")
+
+
+def test_an_idle_rank_that_does_not_answer_is_slow() -> None:
+    assert verdict(view(0, owes=0, changed=10.0), view(1, changed=93.0)) == ((1,), "slow")
+
+
+def test_all_waiting_names_nobody() -> None:
+    stuck = {"changed": 89.0, "waiting": "attn.out"}
+    assert verdict(view(0, **stuck), view(1, **stuck)) == ((), "slow")
+    assert verdict(view(0, **stuck), view(1, **stuck), now=97.0) is None
+
+
+def test_a_single_rank_is_named_when_it_does_not_move() -> None:
+    assert verdict(view(0, changed=89.0)) == ((0,), "slow")
+    assert verdict(view(0, changed=91.0)) is None
+
+
+def test_progress_is_a_change_of_any_kind() -> None:
+    one = view(0, changed=0.0)
+    one.beat(Beat(-1, 0, "", 0), 50.0)
+    assert one.changed == 0.0
+    one.beat(Beat(-1, 1, "", 0), 51.0)
+    assert one.changed == 51.0
+    one.finish(52.0)
+    assert (one.changed, one.done, one.given) == (52.0, 6, 6)
+    one.give(60.0)
+    assert one.changed == 60.0
+
+
+def test_arrivals_compare_a_rank_with_its_stage() -> None:
+    arrivals = Arrivals([(0, 1), (2,)])
+    for step in range(10):
+        for rank, own_ms in ((0, 10), (1, 90), (2, 500)):
+            arrivals.began(rank, step, 1_000_000 * (rank * 3))
+            arrivals.ended(rank, step, own_ms * 1_000_000)
+    table = arrivals.table()
+    assert [table[rank].lagging for rank in range(3)] == [False, True, False]
+    assert table[1].late_s == pytest.approx(0.003) and table[0].late_s == 0
+    assert (table[1].own_s, table[1].others_s) == (pytest.approx(0.09), pytest.approx(0.01))
+    assert table[2].steps == 10
+
+
+def test_few_steps_prove_nothing() -> None:
+    arrivals = Arrivals([(0, 1)])
+    for step in range(4):
+        arrivals.ended(0, step, 1_000_000)
+        arrivals.ended(1, step, 900_000_000)
+    assert not any(one.lagging for one in arrivals.table().values())

@@ -1,0 +1,34 @@
+"""Every family under every layout of the table: transformers' logits and greedy tokens, and the plan's calls."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.runtime import oracle
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[oracle.Case, oracle.Result]:
+    return dict(zip(oracle.CASES, oracle.table(), strict=True))
+
+
+def test_the_table_is_as_long_as_it_must_be() -> None:
+    assert len(oracle.CASES) >= 40
+    assert max(case.layout.size for case in oracle.CASES) == oracle.RANKS
+    assert len({case.family for case in oracle.CASES}) >= 7
+
+
+@pytest.mark.parametrize("case", oracle.CASES, ids=lambda case: f"{case.family}: {case.name}")
+def test_logits_and_greedy_tokens(case: oracle.Case, results: dict[oracle.Case, oracle.Result]) -> None:
+    found = results[case]
+    assert found.tokens == len(oracle.CHUNKS) * oracle.NEW_TOKENS
+    assert found.equal
+    assert found.difference < oracle.TOLERANCE
+
+
+@pytest.mark.parametrize("case", oracle.CASES, ids=lambda case: f"{case.family}: {case.name}")
+def test_calls_and_memory_are_the_plans(case: oracle.Case, results: dict[oracle.Case, oracle.Result]) -> None:
+    found = results[case]
+    assert not found.unplanned
+    assert (found.calls > 0) == (case.layout.size > 1)
