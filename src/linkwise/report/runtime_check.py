@@ -30,7 +30,7 @@ def _memory(what: str, ranks: Sequence[Memory]) -> list[str]:
     wrong = [one for one in ranks if not one.equal]
     if not wrong:
         each = sorted({one.planned_bytes for one in ranks})
-        size = " to ".join(show_bytes(value) for value in dict.fromkeys((each[0], each[-1])))
+        size = " to ".join(dict.fromkeys(show_bytes(value) for value in (each[0], each[-1])))
         return [f"memory     {what}: {size} a rank, as the ledger has it, to the byte"]
     return [
         f"memory     {what} of rank {one.rank}: {one.allocated_bytes:,} B allocated,"
