@@ -1,10 +1,10 @@
-"""Serving through lost ranks: 200 requests and 20 faults on two replicas, and the same on prefill/decode pairs.
+"""Serving through lost ranks: 200 requests and 20 faults on two replicas, and the same on a prefill/decode pair.
 
-A rank is killed (SIGKILL), stopped (SIGSTOP) or slowed (SIGSTOP and SIGCONT in turns) at random moments. Asked: no
-request lost, none answered twice, every text as without a fault. Printed: time from the signal to a named rank, and
-from the name to serving again.
+A rank is killed (SIGKILL), stopped (SIGSTOP) or slowed (SIGSTOP and SIGCONT in turns) at random moments, each time with
+requests under way. Asked: no request lost, none answered twice, every text as without a fault. Printed: time from the
+signal to a named rank, and from the name to serving again.
 
-    python benchmarks/faults.py [requests faults]
+    python benchmarks/faults.py [requests faults] [-v]
 """
 
 import os
@@ -34,7 +34,8 @@ SLOW_S = 6.0  # a slowed rank is left alone after this
 class Outcome(NamedTuple):
     """One trial. hit: faults that were injected, by kind; named: seconds from signal to name, of those a unit died of.
 
-    wrong_name: units that named another rank than the one that was hit.
+    wrong_name: units that named another rank than the one that was hit; unnamed: that named none.
+    busy: faults that met requests under way on the unit that was hit.
     """
 
     requests: int
@@ -45,13 +46,15 @@ class Outcome(NamedTuple):
     named: list[float]
     again: list[float]
     wrong_name: int
+    unnamed: int
+    busy: int
     retries: int
     stale: int
     seconds: float
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.repeated or self.different or self.wrong_name)
+        return not (self.lost or self.repeated or self.different or self.wrong_name or self.unnamed)
 
 
 class _Kept:
@@ -91,32 +94,31 @@ def trial(
         _until(lambda: set(supervisor.phases().values()) == {"ready"}, UP_S, lambda: str(supervisor.phases()))
         say("up")
         if expected is None:
-            plain = [k.tokens for k in _run(supervisor, prompts, "plain", pause=lambda: 0.0)]
+            plain = [k.tokens for k in _run(supervisor, prompts, "plain", lambda: None)]
             expected = plain.__getitem__
             say(f"{len(plain)} texts without a fault")
-        chance = random.Random(seed)  # noqa: S311 - which ranks, not a secret
-        hits: list[tuple[str, str, int, float]] = []
-        over = threading.Event()
-        hitter = threading.Thread(target=_hit, args=(units, faults, kinds, chance, hits, over, supervisor, say))
+        hitter = _Hitter(units, supervisor, faults, kinds, len(prompts), seed, say)
         began = time.monotonic()
         hitter.start()
-        # Requests keep coming while ranks are hit, so that every fault meets some.
-        found = _run(supervisor, prompts, "hit", pause=lambda: 0.0 if not hitter.is_alive() else chance.uniform(0, 0.5))
-        over.set()
+        found = _run(supervisor, prompts, "hit", hitter.wait)
         hitter.join()
+        if hitter.error is not None:
+            raise hitter.error
         seconds = time.monotonic() - began
         _until(lambda: set(supervisor.phases().values()) == {"ready"}, UP_S, lambda: str(supervisor.phases()))
-        named, wrong = _names(supervisor, hits)
+        named, wrong, unnamed = _names(supervisor, hitter.hits)
         supervisor.endings()  # checks the book
         return Outcome(
             requests=len(found),
             lost=sum(not isinstance(k.ends[0], Finished) for k in found),
             repeated=sum(k.repeated > 0 or len(k.ends) != 1 for k in found),
             different=sum(k.tokens != expected(n) for n, k in enumerate(found)),
-            hit={kind: sum(h[0] == kind for h in hits) for kind in kinds},
+            hit={kind: sum(h.kind == kind for h in hitter.hits) for kind in kinds},
             named=named,
             again=[r.down_s for r in supervisor.records if r.down_s is not None],
             wrong_name=wrong,
+            unnamed=unnamed,
+            busy=sum(h.running > 0 for h in hitter.hits),
             retries=supervisor.retries,
             stale=supervisor.stale,
             seconds=seconds,
@@ -125,45 +127,101 @@ def trial(
         supervisor.stop()
 
 
-def _run(supervisor: Supervisor, prompts: Any, name: str, pause: Callable[[], float]) -> list[_Kept]:
-    found = []
+def _run(supervisor: Supervisor, prompts: Any, name: str, wait: Callable[[], object]) -> list[_Kept]:
+    """All requests from the first to the last end. wait: returns when the next one may come."""
+    found: dict[str, _Kept] = {}
     for number, (prompt, count) in enumerate(prompts):
-        kept = _Kept()
+        wait()
+        kept = found[f"{name}-{number}"] = _Kept()
         supervisor.submit(Job(f"{name}-{number}", prompt, count), kept)
-        found.append(kept)
-        time.sleep(pause())
-    for kept in found:
-        if not kept.over.wait(OVER_S):
-            raise TimeoutError("a request has not ended")
-    return found
+    deadline = time.monotonic() + OVER_S
+    for kept in found.values():
+        kept.over.wait(max(0.0, deadline - time.monotonic()))
+    open_ = [id for id, kept in found.items() if not kept.over.is_set()]
+    if open_:
+        raise TimeoutError(
+            f"{len(open_)} requests have not ended after {OVER_S:g} s ({', '.join(open_[:8])}): units"
+            f" {supervisor.phases()}, {supervisor.queued()} requests without a unit, loads {supervisor.loads()}"
+        )
+    return list(found.values())
 
 
-def _hit(units: Any, faults: int, kinds: Any, chance: Any, hits: Any, over: Any, supervisor: Any, say: Any) -> None:
-    """Hit ranks of units that serve until there were enough faults. One after another: which is which stays clear."""
-    while len(hits) < faults:
-        unit = chance.choice(units)
-        facts = unit.facts
-        if unit.state != "ready" or supervisor.phases()[unit.name] != "ready" or not facts:
-            time.sleep(0.02)
-            continue
-        # Deal with requests at hand, not with an idle group; when all requests are over, with an idle one.
-        if not over.is_set() and not _waited(lambda unit=unit: unit.load.running > 0, 1.0):
-            continue
-        time.sleep(chance.uniform(0.0, 0.2))
-        fact = chance.choice(facts)
-        kind = kinds[len(hits) % len(kinds)]
-        before = len(supervisor.records)
-        hits.append((kind, unit.name, fact.rank, time.monotonic()))
+class Hit(NamedTuple):
+    """A fault injected. running: requests on the unit then. at: time.monotonic()."""
+
+    kind: str
+    unit: str
+    rank: int
+    running: int
+    at: float
+
+
+class _Hitter(threading.Thread):
+    """Hits ranks of units that serve, until there were enough faults: one after another, so that which is which stays
+    clear. Requests come in portions, one per fault, so that every fault meets some.
+    """
+
+    def __init__(
+        self, units: Any, supervisor: Supervisor, faults: int, kinds: Any, requests: int, seed: int, say: Any
+    ) -> None:
+        super().__init__(daemon=True)
+        self.hits: list[Hit] = []
+        self.error: Exception | None = None
+        self._units, self._supervisor, self._faults, self._kinds, self._say = units, supervisor, faults, kinds, say
+        self._chance = random.Random(seed)  # noqa: S311 - which ranks, not a secret
+        self._free = threading.Semaphore(0)
+        self._left, self._portion = requests, max(1, requests // (faults + 1))
+
+    def wait(self) -> None:
+        """Returns when the next request may come."""
+        self._free.acquire()
+
+    def _release(self, count: int) -> None:
+        count = min(count, self._left)
+        self._left -= count
+        if count:
+            self._free.release(count)
+
+    def run(self) -> None:
         try:
-            _strike(kind, fact.pid, lambda before=before: len(supervisor.records) > before)
+            while len(self.hits) < self._faults:
+                self._one()
+        except Exception as error:  # noqa: BLE001 - raised again where the trial waits
+            self.error = error
+        finally:
+            self._release(self._left)
+
+    def _one(self) -> None:
+        unit = self._chance.choice(self._units)
+        serves = unit.state == "ready" and self._supervisor.phases()[unit.name] == "ready"
+        facts = unit.facts
+        if not serves or not facts:
+            time.sleep(0.02)
+            return
+        if unit.load.running == 0:
+            self._release(self._portion)
+            _waited(lambda: unit.load.running > 0, 1.0)
+        time.sleep(self._chance.uniform(0.0, 0.2))
+        fact = self._chance.choice(facts)
+        kind = self._kinds[len(self.hits) % len(self._kinds)]
+        before = len(self._supervisor.records)
+        hit = Hit(kind, unit.name, fact.rank, unit.load.running, time.monotonic())
+
+        def ended() -> bool:
+            return len(self._supervisor.records) > before
+
+        try:
+            os.kill(fact.pid, 0)
+            self.hits.append(hit)
+            _strike(kind, fact.pid, ended)
         except ProcessLookupError:  # it was on its way out by itself
-            hits.pop()
-            continue
+            self.hits = [one for one in self.hits if one is not hit]
+            return
         if kind == "slow":
-            _waited(lambda before=before: len(supervisor.records) > before, 0.5)
+            _waited(ended, 0.5)
         else:
-            _until(lambda before=before: len(supervisor.records) > before, 120.0, lambda: f"{hits[-1]} is never named")
-        say(f"fault {len(hits)}: {kind} rank {fact.rank} of {unit.name}")
+            _until(ended, 120.0, lambda: f"{hit} is never named")
+        self._say(f"fault {len(self.hits)}: {kind} rank {fact.rank} of {unit.name}, {hit.running} requests on it")
 
 
 def _strike(kind: str, pid: int, ended: Callable[[], bool]) -> None:
@@ -183,18 +241,19 @@ def _strike(kind: str, pid: int, ended: Callable[[], bool]) -> None:
             return
 
 
-def _names(supervisor: Supervisor, hits: Any) -> tuple[list[float], int]:
-    """Seconds from each hit to its record, and how many records name another rank than the one hit."""
-    seconds, wrong = [], 0
+def _names(supervisor: Supervisor, hits: list[Hit]) -> tuple[list[float], int, int]:
+    """Seconds from each hit to its record; how many records name another rank than the one hit; how many name none."""
+    seconds, wrong, unnamed = [], 0, 0
     records = list(supervisor.records)
-    ends = [at for *_, at in hits[1:]] + [float("inf")]
-    for (_, unit, rank, at), end in zip(hits, ends, strict=True):
-        record = next((r for r in records if r.unit == unit and at <= r.at < end), None)
+    ends = [hit.at for hit in hits[1:]] + [float("inf")]
+    for hit, end in zip(hits, ends, strict=True):
+        record = next((r for r in records if r.unit == hit.unit and hit.at <= r.at < end), None)
         if record is None:
             continue  # a slowed rank that nobody had to be told of
-        seconds.append(record.at - at)
-        wrong += bool(record.fault.ranks) and record.fault.ranks != (rank,)
-    return seconds, wrong
+        seconds.append(record.at - hit.at)
+        wrong += bool(record.fault.ranks) and record.fault.ranks != (hit.rank,)
+        unnamed += not record.fault.ranks
+    return seconds, wrong, unnamed
 
 
 def _waited(condition: Callable[[], bool], bound_s: float) -> bool:
@@ -245,9 +304,13 @@ def _show(title: str, found: Outcome) -> None:
         return f"median {statistics.median(values):.2f} s, worst {max(values):.2f} s" if values else "none"
 
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.hit.items())
-    print(f"{title}: {found.requests} requests, {sum(found.hit.values())} faults ({kinds}), {found.seconds:.0f} s")
+    count = sum(found.hit.values())
+    print(
+        f"{title}: {found.requests} requests, {count} faults ({kinds}; {found.busy} under load), {found.seconds:.0f} s"
+    )
     print(f"  lost {found.lost}, repeated {found.repeated}, other text {found.different} (asked: 0, 0, 0)")
-    print(f"  signal to name: {spread(found.named)} ({len(found.named)} units lost, {found.wrong_name} named wrongly)")
+    print(f"  signal to name: {spread(found.named)} ({len(found.named)} units lost)")
+    print(f"  ranks named wrongly {found.wrong_name}, not named {found.unnamed} (asked: 0, 0)")
     print(f"  name to serving again: {spread(found.again)}; {found.retries} retries, {found.stale} stale events")
 
 
@@ -258,18 +321,18 @@ def _aloud(line: str) -> None:
 def main() -> int:
     given = [int(word) for word in sys.argv[1:] if word.isdigit()]
     requests, faults = (*given, 200, 20)[:2] if len(given) != 1 else (given[0], 20)
+    say = _aloud if "-v" in sys.argv else str
     good = True
     with tempfile.TemporaryDirectory() as folder:
         weights = str(tiny(Path(folder)))
-        for title, layouts in (
-            ("two replicas, tp2", {"layout": Layout(tp=2)}),
-            ("two prefill/decode pairs, tp1 > tp2", {"layout": Layout(tp=2), "prefill": Layout()}),
+        for title, layouts, names in (
+            ("two replicas, tp2", {"layout": Layout(tp=2)}, "ab"),
+            ("a prefill/decode pair, tp1 > tp1", {"layout": Layout(), "prefill": Layout()}, "p"),
         ):
             spec = UnitSpec(
                 weights=weights, dtype="float32", threads=1, timeout_s=6.0, kv_tokens=16_384, start_s=UP_S, **layouts
             )
-            units = [LocalUnit(name, spec) for name in "ab"]
-            say = _aloud if "-v" in sys.argv else str
+            units = [LocalUnit(name, spec) for name in names]
             found = trial(units, prompts_of(128, requests), None, faults=faults, say=say)
             _show(title, found)
             good = good and found.good

@@ -102,26 +102,69 @@ def test_ranks_of_two_nodes_on_one_machine_are_found_out(folder: Path) -> None:
     assert "FAULT      nodes 0, 1: ranks laid on 2 nodes run on one machine" in said
 
 
-def test_a_stopped_rank_is_named_in_one_line_and_nothing_is_left_behind(folder: Path) -> None:
+def signalled(folder: Path, rank: int, number: int) -> tuple[int, str, list[str]]:
+    """A check of three ranks, one of which gets a signal as soon as it is there: exit code, output, lines of errors."""
     process = subprocess.Popen(
         [sys.executable, "-m", "linkwise", "check", "--on", "machine.yaml", "--ranks", "3", "--timeout", "8s"],
         cwd=folder, env=_environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with process:
-        children: list[int] = []
-        while len(children) < 3 and process.poll() is None:
-            children = [int(p) for p in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-            time.sleep(0.01)
-        stopped = next(pid for pid in children if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
-        os.kill(stopped, signal.SIGSTOP)
+        children = started(process, 3)
+        chosen = next(pid for pid in children if f"RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(chosen, number)
         out, err = process.communicate(timeout=100)
-    assert process.returncode == 1
-    assert out == ""
-    lines = [line for line in err.splitlines() if line.startswith("linkwise:")]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children), "nothing is left behind"
+    return process.returncode, out, [line for line in err.splitlines() if line.startswith("linkwise:")]
+
+
+def started(process: "subprocess.Popen[str]", count: int) -> list[int]:
+    """The ranks a command has started, once all of them are there."""
+    children: list[int] = []
+    while len(children) < count and process.poll() is None:
+        children = [int(p) for p in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        time.sleep(0.01)
+    # A child has its own environment once it has become another program.
+    while any(b"\0RANK=" not in b"\0" + Path(f"/proc/{pid}/environ").read_bytes() for pid in children):
+        time.sleep(0.01)
+    return children
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_named_in_one_line_and_nothing_is_left_behind(folder: Path, rank: int) -> None:
+    code, out, lines = signalled(folder, rank, signal.SIGSTOP)
+    assert (code, out) == (1, "")
     # It was stopped while it still imported torch, or later.
     assert len(lines) == 1
-    assert "these did not start: 1" in lines[0] or "rank 1 " in lines[0]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert f"these did not start: {rank}" in lines[0] or f"rank {rank} " in lines[0]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_killed_while_it_starts_is_named_by_who_started_it(folder: Path, rank: int) -> None:
+    code, out, lines = signalled(folder, rank, signal.SIGKILL)
+    assert (code, out) == (1, "")
+    assert lines == [f"linkwise: error: rank {rank} was ended by SIGKILL before it joined"]
+
+
+def test_ranks_end_when_the_command_that_started_them_is_killed(folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "linkwise", "measure", "--on", "machine.yaml", "--ranks", "2", "--sizes", "1KiB:16MiB"],
+        cwd=folder, env=_environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    with process:
+        children = started(process, 2)
+        time.sleep(1.0)  # in the middle of whatever
+        process.kill()
+    deadline = time.monotonic() + 20
+    while any(_runs(pid) for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 NCCL = """#  Rank  0 Pid 1 on nodea device  0 [0x07] X
@@ -165,6 +208,7 @@ def test_nccl_tests_output_becomes_a_calibration(folder: Path, capsys: pytest.Ca
         (["measure", "--on", "machine.yaml", "--step", "decode"], "--step with --on"),
         (["measure", "--on", "machine.yaml", "--calibration", "c.yaml"], "--calibration with --on"),
         (["measure", "--on", "machine.yaml", "--from", "run.txt", "--ranks", "2"], "--ranks with --from"),
+        (["measure", "--on", "machine.yaml", "--from", "run.txt", "--timeout", "60s"], "--timeout with --from"),
         (["measure", "--on", "machine.yaml", "--from", "machine.yaml"], "machine.yaml: no table of times"),
         (["measure", "--plan", "plan.json", "--sizes", "1KiB"], "--sizes with --plan without --on"),
         (["measure", "--plan", "plan.json", "-o", "c.yaml"], "--output with --plan without --on"),

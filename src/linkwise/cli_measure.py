@@ -52,7 +52,9 @@ def measure(
     calibration: Annotated[
         str, typer.Option(help="with --plan alone: predict with this calibration", metavar="FILE")
     ] = "",
-    timeout: Timeout = "60s",
+    timeout: Annotated[
+        str, typer.Option(help="a rank that does not come back is named within this; left out: 60s", metavar="TIME")
+    ] = "",
     backend: Backend = "",
     *,
     output: Annotated[
@@ -66,7 +68,11 @@ def measure(
     if not on and not plan:
         raise InputError("neither a cluster nor a plan", expected="--on CLUSTER, or --plan FILE to rehearse one")
     _only("--from", from_, kind=kind)
-    _never("--from", from_, plan=plan, ranks=ranks, sizes=sizes, step=step, calibration=calibration, backend=backend)
+    _never(
+        "--from", from_, plan=plan, ranks=ranks, sizes=sizes, step=step, calibration=calibration, backend=backend,
+        timeout=timeout,
+    )  # fmt: skip
+    timeout = timeout or "60s"
     _never("--on", on, step=step, calibration=calibration)
     _never("--plan without --on", not on, sizes=sizes, output=output, all=all_, from_=from_)
     where = api._cluster(on) if on else None
@@ -246,12 +252,14 @@ def _start(
     words: list[str], ranks: int | None, where: "Cluster | None", planned: "Plan | None", timeout: str, backend: str
 ) -> tuple["Start | None", int]:
     """This process as a rank; or None and the exit code of the ranks that were started here."""
+    from linkwise.dist.launch import from_environment, leash, spawn
+
+    leash(os.environ)
     try:
         import torch
     except ImportError:
         raise InputError("PyTorch is not installed", where=words[0], expected="pip install linkwise[run]") from None
     from linkwise.dist.groups import check_backend, check_timeout
-    from linkwise.dist.launch import from_environment, spawn
     from linkwise.measure.laid import usual_ranks
 
     check_timeout(parse_time(timeout, where="--timeout"))
@@ -335,5 +343,5 @@ def _from_nccl_tests(path: str, kind: str, where: "Cluster | None") -> "Calibrat
         source=f"nccl-tests, {path}",
         ranks=len(run.devices),
         hosts=tuple(host for host, _ in run.devices),
-        notes=("single links were not measured: nccl-tests times whole groups",),
+        notes=("single links were not measured: nccl-tests times whole groups", *run.notes),
     )

@@ -416,3 +416,19 @@ def test_every_result_is_a_valid_cluster() -> None:
     assert isinstance(
         combine([NODE], nodes=128, accelerator="h100-sxm", fabric=FabricSpec.parse("fat-tree:4")), Cluster
     )
+
+
+def test_gpus_with_different_numbers_of_nvlinks_are_not_one_accelerator() -> None:
+    """12 NVLinks are an A100's, 18 an H100's (accelerators.yaml)."""
+    a100, h100 = machine(text(8, "NV12")), machine(text(8, "NV18"))
+    for given in (None, "h100-sxm", "a100-80gb-sxm"):
+        with pytest.raises(InputError, match="different GPUs: 12 NVLinks a GPU .*, 18 here"):
+            combine([a100, h100], accelerator=given, fabric=RAIL)
+    with pytest.raises(InputError, match="a100-80gb-sxm is given, but .* says 18 NVLinks a GPU, and it has 12"):
+        combine([h100], accelerator="a100-80gb-sxm")
+    with pytest.raises(InputError, match="h100-sxm is given, but .* says 12 NVLinks a GPU, and it has 18"):
+        combine([a100], accelerator="h100-sxm")
+    # Fewer than all, of no other generation: links that are down, or a product with fewer of them (A800: 8).
+    assert combine([machine(text(8, "NV17"))], accelerator="h100-sxm").accelerator.name == "h100-sxm"
+    assert combine([machine(text(8, "NV8"))], accelerator="a100-80gb-sxm").accelerator.name == "a100-80gb-sxm"
+    assert combine([h100, machine(text(8, "NV17"))], accelerator="h100-sxm", fabric=RAIL).nodes == 2

@@ -10,8 +10,9 @@ from tests.cluster.strategies import TRICKY, clusters
 
 from linkwise.cluster import presets
 from linkwise.cluster.detail import NodeDetail, Strand
-from linkwise.cluster.links import device, links, reason, route
+from linkwise.cluster.links import device, links
 from linkwise.cluster.read import dump, parse
+from linkwise.cluster.routes import reason, route
 from linkwise.cluster.types import Accelerator, Cluster, Tier
 from linkwise.core.errors import InputError
 
@@ -271,3 +272,24 @@ def test_every_route_runs_over_links_that_are_there(found: Cluster) -> None:
             assert [link.src for link in way] == ends[:-1]
             assert ends[-1] == f"d{b}"
             assert reason(found, a, b)
+
+
+@pytest.mark.parametrize(
+    ("detail", "sockets"),
+    [
+        # Two pairs under switches of their own, SYS between them; NUMA not stated.
+        (NodeDetail(paths=("LOC SYS PIX SYS", "SYS LOC SYS PIX", "PIX SYS LOC SYS", "SYS PIX SYS LOC")), (0, 1, 0, 1)),
+        # NVLink says nothing of sockets, NUMA nodes do.
+        (NodeDetail(numa=(0, 1), paths=("LOC NVL", "NVL LOC")), (0, 1)),
+        (NodeDetail(paths=("LOC NVL", "NVL LOC")), ()),
+        # A virtual machine with one NUMA node for all, yet SYS between two: the path is the file's word for it.
+        (NodeDetail(numa=(0, 0), paths=("LOC SYS", "SYS LOC")), (0, 1)),
+        # PHB joins what two NUMA nodes of one socket would part.
+        (NodeDetail(numa=(0, 1), paths=("LOC PHB", "PHB LOC")), ()),
+        (NodeDetail(numa=(1, 1, 0, 0)), (0, 0, 1, 1)),
+        (NodeDetail(numa=(0, -1)), ()),
+        (NodeDetail(), ()),
+    ],
+)
+def test_sockets_are_told_by_paths_then_numa(detail, sockets) -> None:
+    assert detail.sockets == sockets

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cluster.strategies import clusters
 
-from linkwise.cluster.links import device, devices, links, reason, route
+from linkwise.cluster.links import device, devices, links
 from linkwise.cluster.presets import shorthand
+from linkwise.cluster.routes import reason, route
 from linkwise.cluster.types import Cluster, Link, Tier
 from linkwise.core.errors import InputError
 
@@ -57,8 +58,8 @@ def test_between_nodes_on_rails() -> None:
 def test_between_nodes_on_leaves() -> None:
     cluster = shorthand("2x8xl40s")
     way = route(cluster, 0, 15)
-    assert stops(way) == ["d0", "n0.nic0", "leaf0", "core", "leaf1", "n1.nic1", "d15"]
-    assert way[2].spec_Bps == 2 * 25e9  # two NICs of 200 Gb/s share the leaf's way up
+    assert stops(way) == ["d0", "n0.slot0", "n0.nic0", "leaf0", "core", "leaf1", "n1.nic1", "n1.slot7", "d15"]
+    assert way[3].spec_Bps == 2 * 25e9  # two NICs of 200 Gb/s share the leaf's way up
 
 
 def test_a_rack_needs_no_network() -> None:

@@ -185,3 +185,24 @@ def test_a_second_machine_in_the_file_is_not_judged() -> None:
     (found,) = lint(machine(text(8, "NV18") + "\n\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n"))
     assert (found.rule, found.sure) == ("matrix-not-read", False)
     assert "another matrix, of 2 devices: not read" in found.evidence
+
+
+def test_what_a_cut_file_no_longer_says_is_named() -> None:
+    """Rows of GPU 2 and 3 are gone: of the six pairs, theirs is the only one no row names."""
+    lines = text(4, "NV18").split("\n")
+    (found,) = lint(machine("\n".join(lines[:3])))
+    assert (found.rule, found.sure) == ("cut", False)
+    assert "no path between gpu2, gpu3" in found.what
+    assert "no path from gpu2, gpu3 to every NIC" in found.what
+    assert "without rows GPU2, GPU3" in found.evidence
+    (bare,) = lint(machine(lines[0]))
+    assert bare.rule == "cut"
+    assert "no path between gpu0, gpu1, gpu2, gpu3" in bare.what
+    # What was read is judged all the same.
+    words = square(4, "NV18")
+    words[0][1] = words[0][2] = words[0][3] = words[1][0] = words[2][0] = words[3][0] = "SYS"
+    off = lint(machine("\n".join(without_nics(words).split("\n")[:4])))
+    assert [f.rule for f in off if f.sure] == ["gpu-off-nvlink", "peer-across-sockets"]
+    assert [f.rule for f in off if not f.sure] == ["cut"]
+    # A cluster made of it says the same.
+    assert "cut" in rules(lint(combine([machine("\n".join(lines[:3]))], accelerator="h100-sxm")))

@@ -19,14 +19,14 @@ EXPECTED: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[str]]] = {
     # GPU2's row has NODE and SYS where all others have NV18; GPU6 and GPU7's rows are cut, so their NUMA is not known.
     "smi_topo/b200_8gpu_gpu2_off_nvlink_partial.txt": (
         [("gpu-off-nvlink", ("gpu2",)), ("peer-across-sockets", ("gpu2",))],
-        [],
+        ["cut"],  # rows GPU6 and GPU7
     ),
     # GPU0/1 PXB to NIC1, GPU2/3 to NIC0, GPU4/5 to NIC5, GPU6/7 to NIC2; everything else SYS.
     "smi_topo/a100_8gpu_nccl1435_gpu_rows_nic_shared.txt": (SHARED_BY_PAIRS, []),
     # Two GPUs PIX to each card; pairs without NVLink are joined by the mesh.
     "smi_topo/dgx1v_8gpu_hybrid_cube_mesh_4nic.txt": (SHARED_BY_PAIRS, []),
-    # Bridged pairs on two sockets: 4 x 4 pairs SYS.
-    "smi_topo/a40_8gpu_nv4_bridge_pairs_dual_socket.txt": ([("peer-across-sockets", ("16 pairs",))], []),
+    # Bridged pairs on two sockets: 4 x 4 pairs SYS; columns left out, written as "...".
+    "smi_topo/a40_8gpu_nv4_bridge_pairs_dual_socket.txt": ([("peer-across-sockets", ("16 pairs",))], ["cut"]),
     # NIC0..3 NODE from GPU0/1, NIC4 alone NODE from GPU2/3; 2 x 2 pairs SYS; no NV#.
     "smi_topo/pcie_4gpu_dual_epyc_no_nvlink_5nic.txt": (
         [("shared-nic", ("gpu2", "gpu3", "nic4")), ("no-gpudirect", ("gpu0", "gpu1", "gpu2", "gpu3"))],
@@ -60,7 +60,7 @@ EXPECTED: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[str]]] = {
     # A PCIe view: whether the GPUs have NVLink it does not say.
     "smi_topo/topo_mp_h20_8gpu_pcie_only_view.txt": ([], ["view-hides-nvlink", "peer-across-sockets"]),
     # GPUs with memory of their own on the NUMA list (Grace): SYS is what nvidia-smi calls everything there.
-    "smi_topo/gb200_sglang11208_partial_numa_lists.txt": ([], ["nic-other-socket", "no-gpudirect"]),
+    "smi_topo/gb200_sglang11208_partial_numa_lists.txt": ([], ["cut", "nic-other-socket", "no-gpudirect"]),
     # Every GPU's nvlink record has the GPU itself as its target; one NIC on NUMA 0, gdr="0"; every pair SYS.
     "nccl_xml/ncv4-topo.xml": (
         [

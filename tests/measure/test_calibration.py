@@ -196,6 +196,105 @@ def test_figures_that_cannot_be_are_refused() -> None:
             parse(good.replace(before, after, 1), where="c.yaml")
 
 
+def raw(call: dict[str, object]) -> dict[str, object]:
+    """A calibration as a file has it, with one call and one tier."""
+    tier = {
+        "link": "nvlink", "base_us": {"value": 20}, "step_us": None, "efficiency": {"value": 0.5, "error": 0.1},
+        "residual": 0.03, "points": 9, "outliers": 1,
+    }  # fmt: skip
+    link = {"Bps": {"value": 45e9, "error": 1e9}, "usual_Bps": 225e9, "latency_us": 9}
+    return {
+        "schema": "linkwise.calibration/1", "made": "2026-11-29T21:00Z", "library": "nccl", "source": "x",
+        "cluster": "c", "accelerator": "hand", "nodes": 1, "devices_per_node": 4, "ranks": 4,
+        "tiers": {"island": tier}, "links": {"d1>island0": link}, "samples": [call] if call else [], "hosts": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("library", "", "c.yaml: library is ''; expected a name such as nccl"),
+        ("library", " ", "c.yaml: library is ' '"),
+        ("made", "now", "c.yaml: made is 'now'; expected a date such as 2026-11-29T21:00Z"),
+        ("made", "", "c.yaml: made is ''"),
+        ("made", "2026-13-29T21:00Z", "c.yaml: made is '2026-13-29T21:00Z'"),
+        ("tiers", {}, "c.yaml: tiers is empty"),
+        ("tiers.island.efficiency.value", 1e-300, "c.yaml: tiers.island: efficiency is 1e-300; expected 1e-09 to 1"),
+        ("tiers.island.efficiency.error", -0.1, "c.yaml: tiers.island: efficiency.error is -0.1"),
+        ("tiers.island.base_us.value", float("nan"), "c.yaml: tiers.island: base_us is nan"),
+        ("tiers.island.launch_us", -1, "c.yaml: tiers.island: launch_us is -1"),
+        ("tiers.island.outliers", 10, "c.yaml: tiers.island: outliers is 10; expected 0 to points, 9"),
+        ("links.d1>island0.Bps.value", 2.3e12, "c.yaml: links.d1>island0: Bps is 2.3e+12; expected 0 to 10 x"),
+        ("links.d1>island0.Bps.error", -1, "c.yaml: links.d1>island0: Bps.error is -1"),
+        ("links.d1>island0.usual_Bps", -1, "c.yaml: links.d1>island0: usual_Bps is -1"),
+        ("links.d1>island0.latency_us", -1, "c.yaml: links.d1>island0: latency_us is -1"),
+        ("links.d1>island0.latency_us", 1e300, "c.yaml: links.d1>island0: latency_us is 1e+300"),
+    ],
+)
+def test_a_file_that_was_tampered_with_is_refused_by_file_and_field(path: str, value: object, message: str) -> None:
+    document = raw({})
+    assert parse(dump_yaml(document), where="c.yaml").library == "nccl"
+    *folders, last = path.split(".")
+    inner: dict[str, object] = document
+    for folder in folders:
+        inner = inner[folder]  # type: ignore[assignment]
+    inner[last] = value
+    with pytest.raises(InputError) as caught:
+        parse(dump_yaml(document), where="c.yaml")
+    assert message in str(caught.value)
+
+
+def test_figures_that_the_calls_in_the_file_contradict_are_refused() -> None:
+    """All-reduce of four over 450 GB/s: 14 us + 1.5 S / 300 GB/s. A base of 1 ms gives 70 times what small calls took,
+    a tenth of a per mille of the rate thousands of times what large ones took. One disturbed call changes nothing."""
+    c = cluster(1, 4)
+    calls = tuple(
+        Sample(
+            kind="all_reduce", group="island", tier="island", ranks=4, nodes=1, S_bytes=S,
+            seconds=14e-6 + 1.5 * S / 300e9,
+        )
+        for S in (2**10, 2**13, 2**16, 2**19, 2**22, 2**25)
+    )  # fmt: skip
+    good = calibrate(c, (replace(calls[0], seconds=1e-3), *calls[1:]), library="nccl", source="by hand", ranks=4)
+    assert apply(good, c, "c.yaml").constants.label == good.label
+    island = good.tiers["island"]
+    one = island.kinds["all_reduce"]
+    slow = {"base_us": Value(value=1000)}
+    bad = (
+        (replace(island, kinds={}, **slow), "tiers.island: its figures give", "the smaller of its own calls"),
+        (replace(island, kinds={}, efficiency=Value(value=1e-4)), "tiers.island: its figures give", "of its own calls"),
+        (replace(island, kinds={"all_reduce": replace(one, **slow)}), "tiers.island.kinds.all_reduce: its", "smaller"),
+    )
+    for tier, where, words in bad:
+        with pytest.raises(InputError) as caught:
+            apply(replace(good, tiers={"island": tier}), c, "c.yaml")
+        assert f"c.yaml: {where}" in str(caught.value)
+        assert words in str(caught.value)
+
+
+def test_a_link_above_its_spec_is_refused() -> None:
+    """450 GB/s by the datasheet."""
+    c = cluster(1, 4)
+    fast = made(c, links={"d1>island0": replace(SLOW, Bps=Value(value=900e9))})
+    with pytest.raises(InputError, match=r"c.yaml: links.d1>island0: Bps is 9e\+11|900000000000"):
+        apply(fast, c, "c.yaml")
+
+
+def test_a_launch_that_was_not_measured_costs_what_the_catalogue_says() -> None:
+    """Eight ranks of an island, 1 KiB, launched one by one: 35.1 + 14 x 0.6 us by the catalogue, whatever device time
+    was measured; where the launch was measured, base + launch + steps."""
+    c = shorthand("8xh100-sxm")
+    unsaid = made(c, link="nvlink4")
+    unsaid = replace(unsaid, tiers={"island": replace(unsaid.tiers["island"], launch_us=0, kinds={})})
+    plain, there = c.constants, apply(unsaid, c).constants
+    assert there.latency("eager", Tier.ISLAND) == plain.latency("eager", Tier.ISLAND) == (35.1, 0.6)
+    changed = replace(c, constants=there)
+    assert collective_time("all_reduce", 1024, 8, 1, changed, "custom", "eager").seconds == pytest.approx(43.5e-6)
+    assert not any(key.startswith("eager.island.") for key in there.latency_us.keys() - plain.latency_us.keys())
+    said = replace(unsaid, tiers={"island": replace(unsaid.tiers["island"], launch_us=15)})
+    assert apply(said, c).constants.latency("eager", Tier.ISLAND) == (35.0, 2.0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -221,11 +320,7 @@ def test_measurements_that_cannot_have_been_made_are_refused(change: dict[str, o
         "S_bytes": 8,
         "seconds": 1e-5,
     }
-    document: dict[str, object] = {
-        "schema": "linkwise.calibration/1", "made": "now", "library": "nccl", "source": "x", "cluster": "c",
-        "accelerator": "hand", "nodes": 1, "devices_per_node": 4, "ranks": 4, "tiers": {}, "samples": [call],
-        "hosts": [],
-    }  # fmt: skip
+    document = raw(call)
     assert len(parse(dump_yaml(document), where="c.yaml").samples) == 1
     for name, value in change.items():
         field = name.removesuffix("_of")
@@ -260,12 +355,12 @@ def test_one_size_of_group_says_that_base_and_steps_are_together() -> None:
 def test_a_calibration_of_other_hardware_is_refused() -> None:
     c = cluster(1, 4)
     other = replace(c, accelerator=replace(c.accelerator, name="other"))
-    with pytest.raises(InputError, match="measured on hand; expected a calibration of other"):
-        apply(made(c), other)
-    with pytest.raises(InputError, match="tier island is pcie; expected nvlink"):
-        apply(made(c, link="pcie"), c)
+    with pytest.raises(InputError, match="c.yaml: accelerator: measured on hand; expected a calibration of other"):
+        apply(made(c), other, "c.yaml")
+    with pytest.raises(InputError, match=r"c.yaml: tiers.island.link: tier island is pcie; expected nvlink"):
+        apply(made(c, link="pcie"), c, "c.yaml")
     with pytest.raises(InputError, match="single links were measured on 1 nodes of 4"):
         apply(made(c, links={"d1>island0": SLOW}), cluster(2, 4))
-    with pytest.raises(InputError, match="no link 'd9>island0'"):
-        apply(made(c, links={"d9>island0": SLOW}), c)
+    with pytest.raises(InputError, match="c.yaml: links: link_Bps: no link 'd9>island0'"):
+        apply(made(c, links={"d9>island0": SLOW}), c, "c.yaml")
     assert apply(made(c), cluster(2, 4)).constants.label.startswith("nccl"), "kinds of link hold on a larger cluster"

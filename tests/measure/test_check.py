@@ -110,6 +110,9 @@ def test_the_map_is_the_plans() -> None:
     c = detailed()
     ranks = [here(r, f"m{r // 2}", r % 2, numa=r % 2, nics=NICS) for r in range(4)]
     assert misplaced(c, (0, 1, 2, 3), ranks) == []
+    # A rank that is shown one device of its machine does not know which it is.
+    unsure = [here(r, f"m{r // 2}", -1, numa=r % 2, nics=NICS) for r in range(4)]
+    assert misplaced(c, (0, 1, 2, 3), unsure) == []
     # The plan lays ranks 0 and 1 the other way round.
     words = [(one.who, one.words) for one in misplaced(c, (1, 0, 2, 3), ranks)]
     assert words == [

@@ -1,5 +1,7 @@
 """Fits of times made by hand from known figures, and the rule that says who differs."""
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +57,31 @@ def test_few_points_do_not_claim_to_be_sure() -> None:
     line = fit_line(late)
     assert line.outliers == 0
     assert line.base_s.error > 0.01 * line.base_s.value
+
+
+def test_standard_errors_are_those_of_least_squares_by_hand() -> None:
+    """Four calls of 2 s per second at full rate and 1, 1, -1, -1 per mille of noise, all about 1 us + 2 x.
+
+    Relative errors: a = 1/t, b = x/t, sum (a base + b slope - 1)^2 least. The normal equations, as fractions: with
+    saa = sum a^2, sab, sbb, sa, sb: base = (sbb sa - sab sb)/det, slope = (saa sb - sab sa)/det, det = saa sbb - sab^2;
+    variance = rest / (4 - 2); error of base = sqrt(variance sbb / det), of slope = sqrt(variance saa / det).
+    """
+    x = [Fraction(1, 10**7), Fraction(1, 10**5), Fraction(1, 10**3), Fraction(1, 10)]
+    noise = [1, 1, -1, -1]
+    t = [(Fraction(1, 10**6) + 2 * one) * (1 + Fraction(sign, 1000)) for one, sign in zip(x, noise, strict=True)]
+    a, b = [1 / one for one in t], [one / time for one, time in zip(x, t, strict=True)]
+    saa, sbb = sum(one * one for one in a), sum(one * one for one in b)
+    sab, sa, sb = sum(one * other for one, other in zip(a, b, strict=True)), sum(a), sum(b)
+    det = saa * sbb - sab * sab
+    base, slope = (sbb * sa - sab * sb) / det, (saa * sb - sab * sa) / det
+    rest = sum((one * base + other * slope - 1) ** 2 for one, other in zip(a, b, strict=True))
+    errors = [float(rest / 2 * own / det) ** 0.5 for own in (sbb, saa)]
+    line = fit_line([Point(1, float(one), float(time)) for one, time in zip(x, t, strict=True)])
+    assert line.base_s == pytest.approx((float(base), errors[0]), rel=1e-6)
+    # Efficiency is 1 / slope, so its error is the slope's divided by the slope's square.
+    assert line.efficiency == pytest.approx((float(1 / slope), errors[1] / float(slope) ** 2), rel=1e-6)
+    assert 1e-10 < errors[0] < 1e-8, "about a per mille of a microsecond"
+    assert 1e-4 < line.efficiency.error < 1e-3, "about a per mille of one half"
 
 
 def test_one_number_of_steps_gives_one_latency() -> None:

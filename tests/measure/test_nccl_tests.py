@@ -25,6 +25,8 @@ ROWS = """     1048576        262144     float     sum      -1    18.37   57.08 
      8388608       2097152     float     sum      -1    48.95  171.37  257.05      0    48.60  172.61  258.91      0
     67108864      16777216     float     sum      -1    293.6  228.57  342.86      0    293.0  229.04  343.56      0
 """
+GATHER = """   134217728       8388608     float    none      -1    400.0  335.54  251.66      0    400.0  335.54  251.66      0
+"""
 TAIL = """# Out of bounds values : 0 OK
 # Avg bus bandwidth    : 229.15
 #
@@ -87,7 +89,20 @@ def test_older_forms_and_launcher_tags() -> None:
             HEAD + ROWS + "nodea: Test NCCL failure all_reduce.cu:44 'unhandled cuda error'\n",
             "line 16: nodea: Test NCCL",
         ),
-        (HEAD + ROWS[:150], "line 14: 3 words"),  # cut in the second row
+        (HEAD + ROWS[:150], "line 14: a cut row, 3 words"),
+        (HEAD + ROWS[:-8] + "\n", "line 15: a cut row, 12 words"),
+        (HEAD + ROWS[:-16] + "\n", "line 15: a cut row, 11 words"),
+        (HEAD + ROWS.replace("48.95", "", 1), "line 14: a cut row, 12 words"),
+        (HEAD + ROWS.replace("18.37", "18.37 9"), "line 13: 14 words"),
+        (HEAD + ROWS.replace("2097152", "2097151"), "line 14: 2097151 elements of float in 8388608 bytes"),
+        (HEAD + ROWS.replace("float", "half", 1), "line 13: 262144 elements of half in 1048576 bytes"),
+        (HEAD + ROWS + TAIL + HEAD + GATHER, "line 19: a second run begins"),
+        (HEAD + ROWS + HEAD.split("\n", 1)[1] + GATHER, "line 25: a second run begins"),  # no `# nThread` line
+        (HEAD + ROWS + ROWS, "line 16: another test begins: sizes begin again, 1048576 after 67108864"),
+        (HEAD + ROWS + ROWS.replace("float", "int32") + ROWS, "line 19: another test begins: float sum begins again"),
+        (HEAD + ROWS + GATHER, "line 16: another test begins: busbw / algbw is 0.75 after 1.5"),
+        (HEAD + ROWS + GATHER.replace("none", " sum"), "line 16: another test begins: busbw / algbw is 0.75"),
+        (HEAD.replace("Rank  3 Group  0", "Rank  3 Group  1") + ROWS, "ranks of 2 groups"),
         (HEAD + ROWS.replace("18.37", "-1.00"), "line 13: time '-1.00'"),
         (HEAD.replace("Rank  3", "Rank  2") + ROWS, "rank 2 is on two devices"),
         (HEAD.replace("Rank  3", "Rank  5") + ROWS, "ranks 0, 1, 2, 5"),
@@ -120,3 +135,38 @@ def test_ranks_that_the_cluster_does_not_have_are_refused() -> None:
         samples(run, cluster(1, 2))
     with pytest.raises(InputError, match="but the file is a run of all_reduce"):
         samples(run, cluster(1, 4), kind="all_gather")
+
+
+def test_several_types_and_operations_of_one_run_are_one_run() -> None:
+    """`-d all -o all` goes through all sizes for each."""
+    text = HEAD + ROWS + ROWS.replace("sum", "max") + ROWS.replace("float", "int32")
+    assert len(parse(text, where="run.txt").rows) == 9
+
+
+def test_colours_and_launchers_that_set_no_blank() -> None:
+    plain = parse(HEAD + ROWS + TAIL, where="run.txt")
+    for before, after in (
+        ("[1,0]<stdout>:", ""), ("[1,0]<stdout>: ", ""), ("[prterun-a-1@1,0]<stdout>:", ""), ("[0]:", ""), ("0: ", ""),
+        ("\x1b[32m", "\x1b[0m"), ("[1,0]<stdout>:\x1b[1;31m", "\x1b[m"), ("\x1b]0;title\x07", "\r"),
+    ):  # fmt: skip
+        text = "\n".join(f"{before}{line}{after}" for line in (HEAD + ROWS + TAIL).splitlines())
+        assert parse(text, where="run.txt") == plain, before
+
+
+def test_lines_of_the_library_between_the_rows_are_none() -> None:
+    text = HEAD + ROWS.replace("\n", "\nnodea:4711:4711 [0] NCCL INFO comm 0x5 rank 0 nranks 4\n") + TAIL
+    assert len(parse(text, where="run.txt").rows) == 3
+
+
+def test_tasks_that_see_one_device_each_are_told_apart_by_their_addresses() -> None:
+    text = HEAD
+    for device in "123":
+        text = text.replace(f"device  {device}", "device  0")
+    run = parse(text + ROWS, where="run.txt")
+    assert run.devices == (("nodea", 0), ("nodea", 1), ("nodea", 2), ("nodea", 3))
+    assert "numbered in order of their PCI addresses" in run.notes[0]
+    swapped = text.replace("0000:0f:00", "0000:99:00")
+    assert [device for _, device in parse(swapped + ROWS, where="run.txt").devices] == [3, 0, 1, 2]
+    assert parse(HEAD + ROWS, where="run.txt").notes == ()
+    with pytest.raises(InputError, match="each rank on a device of its own"):
+        samples(parse(text.replace("0000:15:00", "0000:0f:00") + ROWS, where="run.txt"), cluster(1, 4))

@@ -4,7 +4,9 @@ import pytest
 from msgspec.structs import replace
 from tests.plan.handmade import cluster
 
-from linkwise.cluster.links import links, route
+from linkwise.cluster.links import links
+from linkwise.cluster.presets import shorthand
+from linkwise.cluster.routes import route
 from linkwise.core.errors import InputError
 from linkwise.measure.calibration import Sample
 from linkwise.measure.points import Rate, calibrate, link_fits
@@ -110,3 +112,30 @@ def test_healthy_links_are_all_alike() -> None:
     for c in (cluster(1, 8), cluster(2, 4), cluster(4, 2, nics=1, fabric="fat-tree")):
         assert link_fits(c, pairs(c, {})) == ({}, ())
         assert links(c)
+
+
+@pytest.mark.parametrize("busbw", [200e9, 320e9])
+def test_two_ordinary_nodes_of_eight_are_bound_by_their_nics(busbw: float) -> None:
+    """Eight NICs of 50 GB/s make 400, an island gives 450 by the datasheet and 360 by the catalogue: at the rates that
+    were measured the NICs are the slowest, at a share of busbw / 400."""
+    calls = [ring("all_reduce", 16, 2, "cluster", S, base=30e-6, step=1e-6, Bps=busbw) for S in SIZES]
+    found = calibrate(shorthand("2x8xh100-sxm"), calls, library="nccl", source="by hand", ranks=16)
+    assert list(found.tiers) == ["cluster"]
+    assert found.tiers["cluster"].efficiency.value == pytest.approx(busbw / 400e9, rel=1e-3)
+    assert found.tiers["cluster"].base_us.value == pytest.approx(60, rel=1e-3), "30 us + 30 steps of 1 us"
+
+
+def test_calls_that_the_island_bounds_are_no_measure_of_the_nics_and_the_refusal_says_so() -> None:
+    """Islands that gave 180 of 450 GB/s, a ring over NICs of 400 that gave the same: no word of the NICs."""
+    c = shorthand("2x8xh100-sxm")
+    inside = [ring("all_reduce", 8, 1, "island", S, base=8e-6, step=0, Bps=180e9) for S in SIZES]
+    across = [ring("all_reduce", 16, 2, "cluster", S, base=30e-6, step=0, Bps=179e9) for S in SIZES]
+    found = calibrate(c, inside + across, library="nccl", source="by hand", ranks=16)
+    assert list(found.tiers) == ["island"]
+    words = "cluster: links other than nic bound these calls; its figures stay as they were"
+    assert words in found.notes
+    # Alone: 445 GB/s over NICs of 800, which is what an island's 450 let through.
+    fast = [ring("all_reduce", 16, 2, "cluster", S, base=30e-6, step=0, Bps=445e9) for S in SIZES]
+    with pytest.raises(InputError) as caught:
+        calibrate(replace(c, nic_Bps=100e9), fast, library="nccl", source="by hand", ranks=16)
+    assert words in str(caught.value)

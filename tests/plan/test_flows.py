@@ -6,9 +6,11 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.cluster.strategies import clusters
 from tests.plan import handmade
 
+from linkwise.cluster.detail import NodeDetail
 from linkwise.cluster.presets import shorthand
 from linkwise.core.errors import InputError
 from linkwise.plan.algorithms import ALGORITHMS, SWITCH, Call
@@ -100,6 +102,69 @@ def test_a_single_ring_uses_one_nic_each_way() -> None:
     used = {ends for ends in on if ends[1].startswith("rail")}
     assert used == {("n0.nic0", "rail0"), ("n1.nic0", "rail0")}
     assert on["n0.nic0", "rail0"] == 2 * S * 15 / 16
+
+
+@pytest.mark.parametrize("nics", [8, 16, 32, 64])
+def test_a_device_spreads_its_bytes_over_all_its_nics(nics) -> None:
+    """Two nodes of eight with 3,200 Gb/s each, in 8 to 64 NICs: a ring of sixteen takes as long on all of them."""
+    one = replace(RAILS, nics_per_node=nics, nic_Bps=400e9 / nics)
+    on = carried("all_reduce", one, range(16))
+    # Eight rings, one a device; each puts 2 S 15/16 / 8 on the NICs of its device: nics / 8 of them, evenly.
+    each = 2 * S * 15 / 16 / 8 / (nics / 8)
+    out = {ends: size for ends, size in on.items() if ends[0].startswith("n0.nic") and ends[1].startswith("rail")}
+    assert len(out) == nics
+    assert all(size == pytest.approx(each) for size in out.values())
+    assert max(size / (400e9 / nics) for size in out.values()) == pytest.approx(2 * S * 15 / 16 / 400e9)
+    slots = {ends: size for ends, size in on.items() if ends[1].startswith("n0.slot") and ends[0][0] == "d"}
+    assert len(slots) == (8 if nics > 8 else 0)  # one NIC alone behind a slot: they are one link
+    assert all(size == pytest.approx(2 * S * 15 / 16 / 8) for size in slots.values())
+
+
+def test_nics_of_unequal_number_carry_their_share() -> None:
+    """A leaf a node: the sender's two NICs and the receiver's three carry a half and a third each."""
+    detail = NodeDetail(nic_names=("a", "b", "c"), paths=("LOC PIX PIX SYS",))
+    odd = NodeDetail(nic_names=("a", "b", "c"), paths=("LOC PIX PIX PIX",))
+    pair = replace(handmade.cluster(2, 1, nics=3, island=1, fabric="fat-tree"), detail=detail, odd_nodes={1: odd})
+    on = carried("send_recv", pair, (0, 1))
+    assert [on[f"n0.nic{nic}", "leaf0"] for nic in (0, 1)] == pytest.approx([S / 2] * 2)
+    assert [on["leaf1", f"n1.nic{nic}"] for nic in (0, 1, 2)] == pytest.approx([S / 3] * 3)
+
+
+def test_peers_and_nic_share_a_pcie_slot() -> None:
+    """Two nodes of two cards without NVLink, a NIC each: two rings, each with one edge inside the node and one that
+    leaves it for every card. All a card sends, 2 S 3/4, goes over its one slot; half of it to its NIC."""
+    cards = replace(shorthand("2x2xl40s"), nics_per_node=2, nic_Bps=25e9, fabric="rail")
+    on = carried("all_reduce", cards, range(4))
+    assert on["d0", "n0.slot0"] == pytest.approx(2 * S * 3 / 4)
+    assert on["n0.slot0", "n0.host"] == on["n0.slot0", "n0.nic0"] == pytest.approx(S * 3 / 4)
+
+
+def test_a_card_on_nvlink_keeps_its_slot_for_the_nic() -> None:
+    on = carried("all_reduce", RAILS, range(16))
+    assert not any("slot" in end or "host" in end for ends in on for end in ends)
+
+
+# Four cards, two a socket: 0 and 2, 1 and 3.
+SOCKETS = replace(
+    shorthand("4xl40s"),
+    detail=NodeDetail(
+        numa=(0, 1, 0, 1), paths=("LOC SYS PIX SYS", "SYS LOC SYS PIX", "PIX SYS LOC SYS", "SYS PIX SYS LOC"),
+        smp_Bps=20e9,
+    ),
+)  # fmt: skip
+
+
+def test_what_crosses_sockets_shares_the_link_between_them() -> None:
+    for pair in ((0, 1), (2, 3)):
+        on = carried("all_reduce", SOCKETS, pair)  # a ring of two: S each way
+        assert on["n0.host0", "n0.host1"] == on["n0.host1", "n0.host0"] == S
+    assert not any(ends == ("n0.host0", "n0.host1") for ends in carried("all_reduce", SOCKETS, (0, 2)))
+    # A ring of all four goes through one socket after the other, whatever the order of its members.
+    ring = carried("all_reduce", SOCKETS, (0, 1, 2, 3))
+    assert ring["n0.host0", "n0.host1"] == ring["n0.host1", "n0.host0"] == 2 * S * 3 / 4
+    # An exchange crosses with two of each member's four parts.
+    exchange = carried("all_to_all", SOCKETS, (0, 1, 2, 3))
+    assert exchange["n0.host0", "n0.host1"] == 2 * 2 * S / 4
 
 
 def test_members_of_a_node_stay_side_by_side_in_a_ring() -> None:

@@ -56,6 +56,15 @@ def test_bytes_of_a_request() -> None:
     assert found.utilization == pytest.approx(20 * found.transfer_s)
 
 
+def test_a_rank_spreads_its_share_over_its_nics() -> None:
+    """Sixteen NICs of 25 GB/s on nodes of eight: two a rank, each with half of its 671,088,640 B; the time stays."""
+    one, two = run(), run(cluster=msgspec.structs.replace(cluster(), nics_per_node=16, nic_Bps=25e9))
+    nics = {link.link: link for link in two.links if link.link.startswith("n0.nic")}
+    assert len(nics) == 8
+    assert {link.payload_bytes for link in nics.values()} == {671_088_640 / 2}
+    assert two.transfer_s == pytest.approx(one.transfer_s)
+
+
 def test_partial_blocks_travel_whole_unless_told_otherwise() -> None:
     # 17 tokens are two blocks of 16: 32 x 327,680 B.
     assert run(prompt_tokens=17).kv_bytes == 32 * 327_680

@@ -111,7 +111,30 @@ CUBE = linked(8, *((a, b, 25e9 * n) for a, b, n in (
     (0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2), (2, 6, 1), (3, 7, 1),
     (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2),
 )))  # fmt: skip
+
+
+def sockets(*of: int, rate: float = 10e9):
+    """One node of PCIe cards on sockets."""
+    paths = tuple(" ".join("LOC" if a == b else "PIX" if x == y else "SYS" for b, y in enumerate(of))
+                  for a, x in enumerate(of))  # fmt: skip
+    return replace(cluster(1, len(of), island=1), detail=NodeDetail(numa=of, paths=paths, smp_Bps=rate))
+
+
+def off_in_one_node(nodes: int, per_node: int):
+    """NVLink nodes, of which the first has its first device off the switch."""
+    usual = NodeDetail(islands=(0,) * per_node, ports_Bps=(450e9,) * per_node)
+    odd = NodeDetail(islands=(0, *(1,) * (per_node - 1)), ports_Bps=(0.0, *(450e9,) * (per_node - 1)))
+    return replace(cluster(nodes, per_node), detail=usual, odd_nodes={0: odd})
+
+
 CASES = {
+    "two sockets, dealt in turn": (sockets(0, 1, 0, 1), Layout(tp=2), {"tp": 4 * MiB}),
+    "two sockets, tp 2 x pp 2": (sockets(0, 1, 1, 0, 0, 1), Layout(tp=2, pp=2), {"tp": MiB, "pp": 4 * MiB}),
+    "two sockets, an exchange and a ring": (
+        sockets(0, 1, 0, 1), Layout(dp_attn=4, ep=2), {"ep": 4 * MiB, "moe_tp": MiB},
+    ),
+    "GPU 0 of one node off NVLink": (off_in_one_node(2, 3), Layout(tp=2, cp=2), {"tp": 4 * MiB, "cp": MiB}),
+    "GPU 0 of one node off NVLink, tp over nodes": (off_in_one_node(2, 3), Layout(tp=4), {"tp": 4 * MiB}),
     "a hybrid cube mesh of eight": (CUBE, Layout(tp=2, cp=2, pp=2), {"tp": 4 * MiB, "cp": 2 * MiB, "pp": 8 * MiB}),
     "bridged pairs (0,2) (1,3), tp 2": (BRIDGED, Layout(tp=2), {"tp": 4 * MiB}),
     "bridged pairs, tp 2 x pp 2": (BRIDGED, Layout(tp=2, pp=2), {"tp": 4 * MiB, "pp": MiB}),
@@ -147,6 +170,29 @@ def test_bridged_pairs_take_the_tensor_groups():
     assert found.seconds == pytest.approx(10 * (10e-6 + 4 * MiB / 100e9), rel=1e-12)
     assert found.naive_seconds == pytest.approx(10 * (10e-6 + 4 * MiB / 64e9), rel=1e-12)
     assert not found.naive
+
+
+def test_tensor_groups_stay_on_a_socket():
+    found = place(Layout(tp=2), sockets(0, 1, 0, 1), {"decode": ops(Layout(tp=2), tp=4 * MiB)}, {"decode": 1.0})
+    assert {frozenset(row) for row in found.rank_grid} == {frozenset({0, 2}), frozenset({1, 3})}
+
+
+def test_what_the_link_between_sockets_leaves_a_group():
+    """20 GB/s between sockets of four, ports of 64: a group has as much of it as of a socket's cards."""
+    where = sockets(*[0] * 4, *[1] * 4, rate=20e9)
+    port = where.bandwidth(Tier.NODE)
+    # One of four: a quarter of 20 GB/s. An exchange of two crosses with as much as a ring of two.
+    assert group_span((0, 4), where) == Span(Tier.NODE, 2, share=20e9 / 4 / port)
+    # All eight: the whole. A ring has 20 GB/s of bus bandwidth; an exchange crosses with 4 x 4 pairs of S/8 where a
+    # rank sends 7 S/8, so 7/16 of it.
+    assert group_span(tuple(range(8)), where) == Span(Tier.NODE, 8, share=20e9 / port, exchange=20e9 / port * 7 / 16)
+    assert group_span((0, 1, 2, 3), where) == Span(Tier.NODE, 4)
+
+
+def test_the_ranks_of_a_node_talk_over_what_joins_them():
+    where = off_in_one_node(2, 3)
+    assert group_span((0, 1, 3, 4), where) == Span(Tier.CLUSTER, 2, nodes=2, inner=Tier.NODE)
+    assert group_span((1, 2, 3, 4), where) == Span(Tier.CLUSTER, 2, nodes=2)
 
 
 def test_the_device_off_nvlink_is_left_out():

@@ -107,6 +107,39 @@ def test_an_op_takes_what_the_planner_says_where_nothing_else_is_on_its_links(mo
         assert got.step_s == pytest.approx(op.repeat * float(seconds), rel=1e-9)
 
 
+def test_a_row_is_of_one_algorithm() -> None:
+    """A large all-reduce of eight on one switch goes over NVLS, and so do its bytes: S (1 + 1/8). Its latency is NVLS's
+    own, which the catalogue has as 72 us for NVLink 4, whatever a ring's would be."""
+    made = plan(
+        "llama-3.1-405b", on="8xh200-sxm", tp=8, weights="fp8", max_batched_tokens=8192, isl=8192, osl=100
+    )  # fmt: skip
+    for step in ("prefill", "decode", "mixed"):
+        found = traffic(made, step)
+        assert all(op.latency_s >= 0 and op.transfer_s >= 0 for op in found.ops), step
+    found = traffic(made, "prefill")
+    (mlp,) = (op for op in found.ops if op.role == "mlp.out")
+    assert mlp.algorithm == "nvls"
+    base, step_us = made.cluster.constants.latency_us["nccl-nvls.nvlink4"]
+    assert mlp.latency_s == pytest.approx((base + step_us) * 1e-6)
+    (part,) = (part for part in found.load("d0>island0").parts if part.role == "mlp.out")
+    assert part.bytes == pytest.approx(mlp.calls * mlp.S_bytes * 9 / 8)
+    # Asked for a ring, it is a ring: 2 S 7/8, with a ring's latency.
+    ring = traffic(made, "prefill", algorithms={"all_reduce": "ring"})
+    (other,) = (op for op in ring.ops if op.role == "mlp.out")
+    (part,) = (part for part in ring.load("d0>island0").parts if part.role == "mlp.out")
+    assert part.bytes == pytest.approx(mlp.calls * mlp.S_bytes * 14 / 8)
+    assert other.algorithm == "ring"
+    assert 0 < other.latency_s != mlp.latency_s
+
+
+def test_a_slots_bytes_belong_to_where_they_go() -> None:
+    made = plan(on="2x2xl40s", tp=4, pp=1)
+    tiers = {tier.tier: tier for tier in traffic(made, algorithms={"all_reduce": "ring"}).tiers}
+    reduced = sum(op.repeat * op.S_bytes * (1.5 if op.kind == "all_reduce" else 0.75) for op in made.decode)
+    # 2 S 3/4 of a card's bytes leave over its slot: those for its peer, and those for the NIC, add up to all of them.
+    assert tiers["node"].sent_bytes + tiers["cluster"].sent_bytes == pytest.approx(reduced)
+
+
 def test_groups_that_share_a_nic_wait_for_one_another() -> None:
     made = plan(on="2x8xl40s", tp=1, pp=2)
     assert made.replicas == 8
@@ -168,7 +201,7 @@ def test_another_algorithm_is_counted_and_said(pipeline) -> None:
     # NVLS of two: S (1 + 1/2) instead of S.
     assert by_link(shot)["d0>island0"] - by_link(ring)["d0>island0"] == pytest.approx(reduced / 2)
     assert ring.notes == ()
-    assert "latencies those of the plan" in shot.notes[0]
+    assert "bytes and latencies are theirs" in shot.notes[0]
     assert "no broadcast in this step" in traffic(pipeline, algorithms={"broadcast": "ring"}).notes[0]
 
 
@@ -263,5 +296,5 @@ def test_every_link_has_a_tier() -> None:
     for name in ("8xh100-sxm", "2x8xl40s", "2x8xmi300x", "2xgb200-nvl72", "2xrtx-4090"):
         for link in links(shorthand(name)):
             expected = "cluster" if {"nic", "fabric"} & {link.kind} or ".nic" in link.src + link.dst else None
-            expected = expected or ("node" if ".host" in link.src + link.dst else "island")
+            expected = expected or ("island" if {link.src[0], link.dst[0]} <= {"d", "i"} else "node")
             assert tier_of(link) == expected

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 import linkwise
 from linkwise.cli import main
+from linkwise.cluster.presets import shorthand
 from linkwise.plan.traffic import traffic
 from linkwise.report.svg import svg
 from linkwise.report.text import render
-from linkwise.report.traffic import bar, diagram, screen
+from linkwise.report.traffic import _others, bar, diagram, screen
 
 
 def plan(model, on, **degrees):
@@ -208,3 +209,29 @@ def test_what_is_no_plan_is_refused(tmp_path, capsys) -> None:
         assert main(["traffic", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert main(["traffic", str(tmp_path / "none.json")]) == 2
+
+
+@pytest.mark.parametrize("on", ["2x4xh100-sxm", "2x2xl40s", "8xmi300x"])
+@pytest.mark.parametrize("width", [72, 80, 100, 120])
+def test_a_picture_fits_its_screen(on, width) -> None:
+    """No line is wider than there is room, and every device, rank and direction is still there."""
+    found = traffic(plan("llama-3.1-8b", on, tp=4, pp=2 if "x4x" in on else 1), "prefill")
+    lines = diagram(found, width)
+    body = [line for line in lines if line.startswith(("┌", "│", "└"))]
+    assert max(map(len, body)) <= width
+    for device in found.placement:
+        assert any("rank " in line and f" d{device} " in line for line in body)
+    assert sum("◀ busiest" in line for line in lines) == 1
+    assert {len(line.partition(" ◀")[0]) for line in body} == {len(line) for line in body if line.startswith("┌")}
+
+
+def test_nics_one_device_spreads_over_are_one_column() -> None:
+    where = shorthand("2x8xh100-sxm")
+    made = plan("llama-3.1-8b", replace(where, nics_per_node=32, nic_Bps=12.5e9), tp=16, pp=1)
+    lines = diagram(traffic(made, "prefill"))
+    assert any("nic0-3 rail0-3" in line and " d0 " in line for line in lines)
+    assert any("nic28-31 rail28-31" in line and " d7 " in line for line in lines)
+
+
+def test_others_are_counted_in_words() -> None:
+    assert [_others(count) for count in (0, 1, 2)] == ["", "; 1 other as long", "; 2 others as long"]

@@ -90,3 +90,10 @@ def test_a_plan_for_another_model_is_refused(folder: Path, tmp_path: Path, capsy
     assert main(["plan", "llama-3.1-8b", "--on", "1xh100-sxm", "--isl", "100", "--osl", "10", "-o", path]) == 0
     code, said = run(capsys, path, "--weights", str(folder), "--prompt", "x")
     assert code == 2 and "another model" in said
+
+
+def test_uneven_stages_of_pools_are_refused_by_name(folder: Path) -> None:
+    with pytest.raises(InputError, match="stages of 1, 3 layers in groups that hand over") as error:
+        settle(folder, layout=Layout(pp=2), prefill=Layout(pp=2), layers=(1, 3))
+    assert error.value.where == "layers"
+    assert settle(folder, layout=Layout(pp=2), layers=(1, 3)).spec.layers == (1, 3)

@@ -263,7 +263,7 @@ def test_jobs_that_no_rank_could_run_are_refused(driven: Any) -> None:
 
 def test_strangers_are_not_listened_to(driven: Any) -> None:
     one = driven(Layout(tp=2)).ready()
-    host, port, _ = one.unit._group.address
+    host, port, _ = one.unit._group._peers.address
     for words in (b"GET / HTTP/1.1\r\n\r\n", frame(Hello(0, "guess", 1)), b"\xff\xff\xff\xff"):
         with socket.create_connection((host, port), timeout=5) as stranger:
             stranger.sendall(words)

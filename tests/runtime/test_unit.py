@@ -107,6 +107,7 @@ def test_zz_a_killed_rank_is_named_and_nobody_is_left(unit: LocalUnit) -> None:
     while isinstance(event := events.get(timeout=WAIT_S), Token):
         continue
     assert event == Failed("a", fault)
+    unit.stop()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

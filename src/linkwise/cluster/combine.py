@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from linkwise.cluster import fabrics, inside, known, presets
-from linkwise.cluster.detail import NodeDetail
+from linkwise.cluster.detail import UNKNOWN_SMP_BPS, NodeDetail
 from linkwise.cluster.fabrics import FabricSpec
 from linkwise.cluster.identify import check_labels, identify, labelled
 from linkwise.cluster.topology import Fabric, Machine, Part
@@ -135,6 +135,11 @@ def _details(
         notes += [f"{_name(machine.source)}: {remark}" for remark in remarks]
         detail, usual = inside.detail(machine, device, nics)
         details.append(detail)
+        if detail.sockets and not detail.smp_Bps and len(set(detail.islands)) != 1:
+            notes.append(
+                f"{_name(machine.source)} does not name the CPU: {UNKNOWN_SMP_BPS / 1e9:g} GB/s between its sockets"
+                " assumed; smp_Bps in the YAML's detail says what it is"
+            )
         regular = regular and usual
     return first, details, regular and len({bool(detail.islands) for detail in details}) == 1
 

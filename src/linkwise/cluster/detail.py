@@ -16,6 +16,9 @@ _ORDER = {path.value: at for at, path in enumerate(PathClass)}
 _NONE = "-"
 MAX_NUMA = 1023  # Linux's CONFIG_NODES_SHIFT is 10 at most
 MAX_NIC_NAME = 200
+# Between two sockets of a CPU no file names: NCCL's figure for an Intel of 2017 (facts/nccl.yaml has those it knows).
+UNKNOWN_SMP_BPS = 10e9
+_ONE_SOCKET = frozenset({PathClass.PIX, PathClass.PXB, PathClass.PHB})
 
 
 class Strand(Frozen, frozen=True, kw_only=True):
@@ -33,7 +36,7 @@ class NodeDetail(Frozen, frozen=True, kw_only=True):
     paths: a row per device, a word per device and then per NIC: a path class, or - where the file does not say.
     islands: number of each device's scale-up island in the node. strands: the direct links, where devices are linked
     to each other; ports_Bps: of each device into the island's switch, where there is one. Exactly one of these two
-    comes with islands, and neither without.
+    comes with islands, and neither without. smp_Bps: between two sockets, per direction; 0 where not stated.
     """
 
     numa: tuple[int, ...] = ()
@@ -43,6 +46,21 @@ class NodeDetail(Frozen, frozen=True, kw_only=True):
     islands: tuple[int, ...] = ()
     strands: tuple[Strand, ...] = ()
     ports_Bps: tuple[float, ...] = ()
+    smp_Bps: float = 0.0
+
+    @property
+    def sockets(self) -> tuple[int, ...]:
+        """Number of each device's socket, as paths and NUMA nodes tell them apart; () where they tell of one alone.
+
+        A socket is what NCCL calls a CPU: a NUMA node. Pairs that are PIX, PXB or PHB share one, pairs that are SYS or
+        have different NUMA nodes do not.
+        """
+        return _sockets(self)
+
+    @property
+    def between_sockets_Bps(self) -> float:
+        """Bytes/s per direction between two sockets."""
+        return self.smp_Bps or UNKNOWN_SMP_BPS
 
     def path(self, device: int, other: int, *, nic: bool = False) -> PathClass | None:
         """Path class between two devices, or a device and a NIC; None when not stated."""
@@ -88,6 +106,7 @@ class NodeDetail(Frozen, frozen=True, kw_only=True):
             _range(where, name, getattr(self, name), -1, MAX_NUMA, "a NUMA node, -1 for not stated")
         _range(where, "islands", self.islands, 0, devices - 1, "an island's number")
         _range(where, "ports_Bps", self.ports_Bps, 0, 1e15, "bytes/s per direction, 0 for no link")
+        _range(where, "smp_Bps", (self.smp_Bps,), 0, 1e15, "bytes/s between two sockets, 0 where not stated")
         for at, name in enumerate(self.nic_names):
             if not 0 < len(name) <= MAX_NIC_NAME or printable(name) != name:
                 raise InputError(
@@ -160,6 +179,30 @@ def _nearest(detail: NodeDetail) -> tuple[tuple[int, ...], ...]:
         users[same] = users.get(same, 0) + 1
         nearest.append((*same[turn:], *same[:turn]))
     return tuple(nearest)
+
+
+@lru_cache(maxsize=256)
+def _sockets(detail: NodeDetail) -> tuple[int, ...]:
+    count = len(detail.paths) or len(detail.numa)
+    home = list(range(count))
+
+    def numa(device: int) -> int:
+        return detail.numa[device] if detail.numa else -1
+
+    def apart(a: int, b: int) -> bool:
+        way = detail.path(a, b)
+        return way is PathClass.SYS or (way not in _ONE_SOCKET and -1 != numa(a) != numa(b) != -1)
+
+    pairs = [(a, b) for b in range(count) for a in range(b)]
+    # What a file says first; then what nothing tells apart.
+    sure = [(a, b) for a, b in pairs if detail.path(a, b) in _ONE_SOCKET]
+    for a, b in (*sure, *pairs):
+        ones, others = ([d for d in range(count) if home[d] == home[x]] for x in (a, b))
+        if home[a] != home[b] and ((a, b) in sure or not any(apart(x, y) for x in ones for y in others)):
+            gone = home[b]
+            home = [home[a] if at == gone else at for at in home]
+    order = {at: number for number, at in enumerate(dict.fromkeys(home))}
+    return tuple(order[at] for at in home) if len(order) > 1 else ()
 
 
 @lru_cache(maxsize=4096)

@@ -30,6 +30,7 @@ def identify(machines: Sequence[Machine], given: str | Accelerator | None, notes
     Raises InputError when the files name several kinds, another than the one given, or nothing suggests one.
     """
     first = machines[0]
+    _alike(machines)
     if isinstance(given, Accelerator):
         agree(machines, given, notes)
         return given
@@ -124,10 +125,65 @@ def agree(machines: Sequence[Machine], device: Accelerator, notes: list[str]) ->
         kinds = {wire.kind for wire in machine.wires if wire.kind in ("nvlink", "xgmi")}
         if not said and device.scaleup_kind and kinds and not device.scaleup_kind.lower().startswith(tuple(kinds)):
             said = f"{' and '.join('NVLink' if kind == 'nvlink' else 'xGMI' for kind in sorted(kinds))} between GPUs"
-        if said:
+        if said := said or _link_counts(machine, device):
             raise _other(device, machine.source, said)
         if unknown := _unknown(machine):
             notes.append(_stands_for(unknown, device))
+
+
+def _links(machine: Machine) -> tuple[int, bool]:
+    """NVLinks of the GPU that has most, and whether all GPUs have as many into a switch."""
+    found = inside.scaleup(machine)
+    if any(wire.kind == "xgmi" for wire in machine.wires) or not found.links:
+        return 0, False
+    into = inside.switched(found)
+    counts = [into.get(at, 0) if into else found.total(at) for at in range(len(machine.gpus))]
+    return max(counts), bool(into) and len(set(counts)) == 1
+
+
+def _nvlink(device: Accelerator) -> tuple[str, int]:
+    """Generation and number of a device's NVLinks, those of its bridge where it has no others; ("", 0) without."""
+    bridged = known.names().get(f"{device.name.lower()}-bridged")
+    device = known.accelerator(bridged) if bridged and not device.scaleup_Bps else device
+    return (device.scaleup_kind, device.scaleup_links) if device.scaleup_kind.startswith("nvlink") else ("", 0)
+
+
+def _full_counts() -> dict[int, set[str]]:
+    """Most NVLinks a GPU of each generation has into a switch, as the catalogue has them: number to generations."""
+    most: dict[str, int] = {}
+    for name in known.canonical_names():
+        device = known.accelerator(name)
+        kind, count = _nvlink(device)
+        if device.scaleup_Bps and kind:
+            most[kind] = max(most.get(kind, 0), count)
+    return {count: {kind for kind, own in most.items() if own == count} for count in most.values()}
+
+
+def _link_counts(machine: Machine, device: Accelerator) -> str:
+    """What a machine's number of NVLinks says against an accelerator: more than it has, or all that another generation
+    has; "" when it goes with it. Fewer are links that are down, or a product with fewer of them."""
+    count, switched = _links(machine)
+    kind, own = _nvlink(device)
+    if not count or not own:
+        return ""
+    other = _full_counts().get(count, set())
+    if count > own or (switched and count < own and other and kind not in other):
+        return f"{count} NVLinks a GPU, and it has {own}"
+    return ""
+
+
+def _alike(machines: Sequence[Machine]) -> None:
+    """Refuse files of GPUs with different numbers of NVLinks. A number no product has is links that are down."""
+    whole = {_nvlink(known.accelerator(name))[1] for name in known.canonical_names()} - {0}
+    first = machines[0]
+    for machine in machines[1:]:
+        one, other = _links(first)[0], _links(machine)[0]
+        if one != other and {one, other} <= whole:
+            raise InputError(
+                f"different GPUs: {one} NVLinks a GPU in {first.source}, {other} here",
+                where=machine.source,
+                expected="one kind of accelerator in a cluster",
+            )
 
 
 def _contradicts(model: str, device: Accelerator) -> bool:

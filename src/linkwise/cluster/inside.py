@@ -154,6 +154,7 @@ def detail(machine: Machine, device: Accelerator, nics: tuple[Part, ...]) -> tup
             islands=home,
             strands=strands,
             ports_Bps=ports,
+            smp_Bps=min((w.nccl_Bps for w in machine.wires if w.kind == "smp" and w.nccl_Bps), default=0.0),
         ),
         _regular(home, strands, ports, device),
     )

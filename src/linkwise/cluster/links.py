@@ -1,14 +1,18 @@
-"""Which wires? Directed links of a cluster, and the route between two devices.
+"""Which wires? Directed links of a cluster.
 
 Vertices are `d<device>`, `island<i>` (a scale-up switch), `n<node>.host`, `n<node>.nic<j>`, and the fabric's `rail<j>`
 or `leaf<node>` and `core`. Without a topology file this is the usual machine: one host vertex per node (its sockets are
-not told apart), and a PCIe switch that gives each device a direct way to its NIC. With one (`Cluster.detail`), NICs and
-scale-up links are those of the file: bridged pairs, a hybrid mesh, a device off the switch, a port with links missing.
+not told apart), and a PCIe switch that gives each device a direct way to its NICs. With one (`Cluster.detail`), NICs,
+sockets (`n<node>.host<s>`, linked to each other) and scale-up links are those of the file: bridged pairs, a hybrid
+mesh, a device off the switch, a port with links missing.
+
+A device has one PCIe slot. Where more than one thing is reached over it (peers in the node and a NIC, or several NICs)
+it is a vertex of its own, `n<node>.slot<i>`, and its link `d<device>>n<node>.slot<i>` carries all of that.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations
 
 import msgspec
 
@@ -18,8 +22,9 @@ from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
 
 
-class _Shape(Frozen, frozen=True, kw_only=True):
-    """What the links depend on, hashable (a Cluster holds dicts). Wires are (kind, spec B/s, effective B/s)."""
+class Shape(Frozen, frozen=True, kw_only=True):
+    """What the links depend on, hashable (a Cluster holds dicts). Wires are (kind, spec B/s, effective B/s); smp: the
+    share that a link between sockets reaches."""
 
     nodes: int
     per_node: int
@@ -31,6 +36,7 @@ class _Shape(Frozen, frozen=True, kw_only=True):
     scaleup: tuple[str, float, float]
     host: tuple[str, float, float]
     direct: tuple[str, float, float]
+    smp: float
     nic: tuple[str, float, float]
     oversubscription: float
     detail: NodeDetail | None
@@ -47,13 +53,14 @@ class _Shape(Frozen, frozen=True, kw_only=True):
         return self.detail is not None and bool(self.detail.islands)
 
 
-def _shape(cluster: Cluster) -> _Shape:
+def shape_of(cluster: Cluster) -> Shape:
+    """What the links of a cluster depend on."""
     accelerator, share = cluster.accelerator, cluster.constants.link_efficiency
 
     def wire(kind: str, spec: float) -> tuple[str, float, float]:
         return kind, spec, spec * share.get(kind, 1.0)
 
-    return _Shape(
+    return Shape(
         nodes=cluster.nodes,
         per_node=cluster.devices_per_node,
         island=cluster.island_size,
@@ -64,6 +71,7 @@ def _shape(cluster: Cluster) -> _Shape:
         scaleup=wire(accelerator.scaleup_kind, accelerator.scaleup_Bps),
         host=wire(cluster.host_kind, accelerator.pcie_Bps),
         direct=wire(accelerator.host_link, accelerator.pcie_Bps),
+        smp=share.get("smp", 1.0),
         nic=wire("nic", cluster.nic_Bps),
         oversubscription=cluster.oversubscription,
         detail=cluster.detail,
@@ -95,20 +103,7 @@ def devices(cluster: Cluster) -> tuple[Device, ...]:
 
 def links(cluster: Cluster) -> tuple[Link, ...]:
     """Every directed link, both directions of each wire. Computed once per shape of cluster."""
-    return _all(_shape(cluster))
-
-
-def route(cluster: Cluster, a: int, b: int, *, relay: bool = True) -> tuple[Link, ...]:
-    """The links a message from device a to device b crosses, in order; empty when they are the same device.
-
-    Inside an island over its links; inside a node through the host; between nodes device, NIC, fabric, NIC, device.
-    On a rail fabric a message for another rail first moves, where an island allows it, to the neighbour that owns the
-    NIC on b's rail (what NCCL calls PXN), else it crosses the core. `reason` says which, in a line. Raises InputError
-    for unknown devices.
-    """
-    shape = _shape(cluster)
-    stops = _stops(cluster, shape, device(cluster, a), device(cluster, b), relay)
-    return tuple(_link(shape, src, dst) for src, dst in pairwise(stops))
+    return _all(shape_of(cluster))
 
 
 def measured_share(cluster: Cluster, members: tuple[int, ...]) -> float:
@@ -121,27 +116,28 @@ def measured_share(cluster: Cluster, members: tuple[int, ...]) -> float:
         return 1.0
     tier = cluster.tier(members)
     inside = {f"d{number}" for number in members}
-    nics = {f"n{cluster.node_of(number)}.nic{nic}" for number in members for nic in cluster.nics_of(number)[:1]}
-    share = 1.0
-    for link, own in _measured(_shape(cluster)):
+    nics = {f"n{cluster.node_of(number)}.nic{nic}" for number in members for nic in cluster.nics_of(number)}
+    share, shape = 1.0, shape_of(cluster)
+    for link, own in _measured(shape):
         kinds, vertices = {_kind(link.src), _kind(link.dst)}, {link.src, link.dst}
-        devices = {end for end in vertices if _kind(end) == "d"}
+        devices = {owner for end in vertices if (owner := _owner(shape, end))}
         if not devices <= inside:
             continue
-        scaleup, host = kinds <= {"d", "island"}, kinds == {"d", "host"}
+        scaleup, host = kinds <= {"d", "island"}, bool(devices) and kinds <= {"d", "slot", "host"}
+        host, slot = host and not scaleup, kinds == {"d", "slot"}
         if tier is not Tier.CLUSTER:
             counts = scaleup if tier is Tier.ISLAND else host
             share = min(share, own / link.effective_Bps) if counts else share
         elif scaleup:
             nodes = [cluster.node_of(number) for number in members]
             share = min(share, own / (cluster.bandwidth(tier, len(members)) * max(map(nodes.count, set(nodes)))))
-        elif not host and (devices or vertices & nics or "core" in kinds):
+        elif (slot or not host) and (devices or vertices & nics or "core" in kinds):
             share = min(share, own / link.effective_Bps)
     return share
 
 
 @lru_cache(maxsize=32)
-def _measured(shape: _Shape) -> tuple[tuple[Link, float], ...]:
+def _measured(shape: Shape) -> tuple[tuple[Link, float], ...]:
     """Links that were measured one by one, as their kind has them, and their own bytes/s."""
     own = dict(shape.measured)
     return tuple(
@@ -163,63 +159,7 @@ def check_measured(cluster: Cluster) -> None:
         )
 
 
-def reason(cluster: Cluster, a: int, b: int) -> str:
-    """One line on why the route from a to b is what it is."""
-    source, target = device(cluster, a), device(cluster, b)
-    tier = cluster.tier((a, b) if a != b else (a,))
-    if tier is Tier.DEVICE:
-        return "the same device: nothing moves"
-    if tier is Tier.ISLAND:
-        detail = cluster.detail_of(source.node)
-        direct = bool(detail.strands) if detail and detail.islands else cluster.accelerator.scaleup_mesh
-        way = "direct link" if direct else "switch"
-        return f"both in island {source.island}: {cluster.accelerator.scaleup_kind} {way}"
-    if tier is Tier.NODE:
-        if cluster.accelerator.p2p:
-            return f"both in node {source.node} but no scale-up link joins them: {cluster.accelerator.host_link}"
-        return f"both in node {source.node}, no peer access: copied through host memory"
-    if cluster.fabric != "rail":
-        return f"nodes {source.node} and {target.node}: each side's NIC, leaf switches and the core"
-    if source.nic == target.nic:
-        return f"nodes {source.node} and {target.node}, both on rail {source.nic}: one rail switch"
-    if _neighbour(cluster, source, target) is not None:
-        return f"rail {source.nic} to rail {target.nic}: first over the island to the neighbour on rail {target.nic}"
-    return f"rail {source.nic} to rail {target.nic}: across the core, no island neighbour is on rail {target.nic}"
-
-
-def _stops(cluster: Cluster, shape: _Shape, a: Device, b: Device, relay: bool) -> tuple[str, ...]:
-    start, end = f"d{a.id}", f"d{b.id}"
-    if a.id == b.id:
-        return (start,)
-    if cluster.tier((a.id, b.id)) is Tier.ISLAND:
-        detail = shape.detail_of(a.node) if shape.shaped else None
-        direct = bool(detail.strands) if detail else shape.mesh
-        return (start, end) if direct else (start, f"island{a.island}", end)
-    if a.node == b.node:
-        return start, f"n{a.node}.host", end
-    arrive = (f"n{b.node}.nic{b.nic}", end)
-    if not shape.rail:
-        return start, f"n{a.node}.nic{a.nic}", f"leaf{a.node}", "core", f"leaf{b.node}", *arrive
-    if a.nic == b.nic:
-        return start, f"n{a.node}.nic{a.nic}", f"rail{a.nic}", *arrive
-    neighbour = _neighbour(cluster, a, b) if relay else None
-    if neighbour is not None:
-        hop = _stops(cluster, shape, a, neighbour, relay)
-        return *hop, f"n{a.node}.nic{b.nic}", f"rail{b.nic}", *arrive
-    return start, f"n{a.node}.nic{a.nic}", f"rail{a.nic}", "core", f"rail{b.nic}", *arrive
-
-
-def _neighbour(cluster: Cluster, a: Device, b: Device) -> Device | None:
-    """The device of a's node and island whose first NIC is on b's rail."""
-    first = a.node * cluster.devices_per_node
-    for number in range(first, first + cluster.devices_per_node):
-        candidate = device(cluster, number)
-        if candidate.island == a.island and candidate.nic == b.nic:
-            return candidate
-    return None
-
-
-def _link(shape: _Shape, src: str, dst: str) -> Link:
+def link(shape: Shape, src: str, dst: str) -> Link:
     """The link between two adjacent vertices."""
     kinds = {_kind(src), _kind(dst)}
     if shape.shaped and kinds <= {"island", "d"}:
@@ -229,9 +169,11 @@ def _link(shape: _Shape, src: str, dst: str) -> Link:
     elif kinds == {"d"}:
         kind, spec, effective = shape.scaleup
         spec, effective = spec / shape.peers, effective / shape.peers
-    elif kinds == {"d", "host"}:
+    elif kinds == {"host"}:
+        kind, spec, effective = _between_sockets(shape, src)
+    elif "host" in kinds:
         kind, spec, effective = shape.host
-    elif kinds == {"d", "nic"}:
+    elif kinds & {"d", "slot"}:
         kind, spec, effective = shape.direct
     elif "core" in kinds:
         # What a rail or leaf switch can send up: all its NICs' bandwidth, divided by the oversubscription.
@@ -245,7 +187,13 @@ def _link(shape: _Shape, src: str, dst: str) -> Link:
     return Link(src=src, dst=dst, kind=kind, spec_Bps=spec, effective_Bps=effective, source=source)
 
 
-def _scaleup(shape: _Shape, src: str, dst: str) -> tuple[str, float, float]:
+def _between_sockets(shape: Shape, src: str) -> tuple[str, float, float]:
+    detail = shape.detail_of(int(src.partition(".")[0][1:]))
+    spec = detail.between_sockets_Bps if detail else 0.0
+    return "smp", spec, spec * shape.smp
+
+
+def _scaleup(shape: Shape, src: str, dst: str) -> tuple[str, float, float]:
     """A scale-up link with the bandwidth its node's detail gives it, and the usual efficiency."""
     kind, spec, effective = shape.scaleup
     first, *other = sorted(int(end[1:]) for end in (src, dst) if _kind(end) == "d")
@@ -261,6 +209,7 @@ def _scaleup(shape: _Shape, src: str, dst: str) -> tuple[str, float, float]:
 _SOURCES = {
     "scale-up": "accelerator facts; effective = spec x link_efficiency",
     "host": "PCIe or C2C of the accelerator facts; effective = spec x link_efficiency",
+    "sockets": "between sockets: NCCL's figure for the CPU where the file names it, else for an Intel of 2017",
     "network": "NIC of the cluster; effective = spec x link_efficiency",
 }
 
@@ -269,20 +218,30 @@ def _fact(kinds: set[str]) -> str:
     """Which fact a link between these vertex kinds rests on."""
     if kinds <= {"island", "d"}:
         return "scale-up"
-    return "host" if "d" in kinds else "network"
+    if kinds == {"host"}:
+        return "sockets"
+    return "host" if kinds & {"d", "slot"} else "network"
 
 
 def _kind(vertex: str) -> str:
-    """d, island, host, nic, rail, leaf or core."""
+    """d, island, slot, host, nic, rail, leaf or core."""
     return vertex.rpartition(".")[2].rstrip("0123456789")
 
 
+def _owner(shape: Shape, vertex: str) -> str:
+    """The device of a device's vertex or slot; "" for anything else."""
+    if _kind(vertex) != "slot":
+        return vertex if _kind(vertex) == "d" else ""
+    node, _, slot = vertex.partition(".slot")
+    return f"d{int(node[1:]) * shape.per_node + int(slot)}"
+
+
 @lru_cache(maxsize=32)
-def _all(shape: _Shape) -> tuple[Link, ...]:
-    return tuple(_link(shape, *ends) for pair in _wires(shape) for ends in (pair, pair[::-1]))
+def _all(shape: Shape) -> tuple[Link, ...]:
+    return tuple(link(shape, *ends) for pair in _wires(shape) for ends in (pair, pair[::-1]))
 
 
-def _wires(shape: _Shape) -> Iterator[tuple[str, str]]:
+def _wires(shape: Shape) -> Iterator[tuple[str, str]]:
     """Each wire once, as an unordered pair of vertices."""
     size = shape.nodes * shape.per_node
     if shape.shaped:
@@ -295,9 +254,16 @@ def _wires(shape: _Shape) -> Iterator[tuple[str, str]]:
             else:
                 yield from ((f"d{a}", f"island{first // shape.island}") for a in members)
     for number in range(size):
+        *_, start = stem(shape, number)
+        if start != f"d{number}":
+            yield f"d{number}", start
         if shape.host[1]:
-            yield f"d{number}", f"n{number // shape.per_node}.host"
-        yield from ((f"d{number}", f"n{number // shape.per_node}.nic{nic}") for nic in _nics_of(shape, number))
+            yield start, host(shape, number)
+        yield from ((start, f"n{number // shape.per_node}.nic{nic}") for nic in _nics_of(shape, number))
+    for node in range(shape.nodes):
+        detail = shape.detail_of(node)
+        sockets = sorted(set(detail.sockets)) if detail and shape.host[1] else []
+        yield from ((f"n{node}.host{x}", f"n{node}.host{y}") for x, y in combinations(sockets, 2))
     for node in range(shape.nodes):
         for nic in range(shape.nics):
             yield f"n{node}.nic{nic}", f"rail{nic}" if shape.rail else f"leaf{node}"
@@ -306,7 +272,7 @@ def _wires(shape: _Shape) -> Iterator[tuple[str, str]]:
         yield from ((switch, "core") for switch in switches or [f"leaf{node}" for node in range(shape.nodes)])
 
 
-def _scaleup_wires(shape: _Shape) -> Iterator[tuple[str, str]]:
+def _scaleup_wires(shape: Shape) -> Iterator[tuple[str, str]]:
     """Each pair of linked devices, and each device with a port into its island's switch."""
     for node in range(shape.nodes):
         detail, first = shape.detail_of(node), node * shape.per_node
@@ -319,7 +285,39 @@ def _scaleup_wires(shape: _Shape) -> Iterator[tuple[str, str]]:
                 yield f"d{first + device}", f"island{first + island}"
 
 
-def _nics_of(shape: _Shape, number: int) -> tuple[int, ...] | range:
+def host(shape: Shape, number: int) -> str:
+    """The host vertex of a device: of its socket, where a file tells sockets apart."""
+    node, index = divmod(number, shape.per_node)
+    detail = shape.detail_of(node)
+    return f"n{node}.host{detail.sockets[index]}" if detail and detail.sockets else f"n{node}.host"
+
+
+def stem(shape: Shape, number: int) -> tuple[str, ...]:
+    """The vertices a device's PCIe traffic leaves it over: the device, and its slot where that is a vertex."""
+    return _stems(shape)[number]
+
+
+@lru_cache(maxsize=32)
+def _stems(shape: Shape) -> tuple[tuple[str, ...], ...]:
+    found = []
+    for number in range(shape.nodes * shape.per_node):
+        node, index = divmod(number, shape.per_node)
+        nics = len(_nics_of(shape, number)) if shape.nodes > 1 else 0
+        shared = shape.host[1] and (nics > 1 or (nics and _has_pcie_peers(shape, node, index)))
+        found.append((f"d{number}", f"n{node}.slot{index}") if shared else (f"d{number}",))
+    return tuple(found)
+
+
+def _has_pcie_peers(shape: Shape, node: int, index: int) -> bool:
+    """Whether some device of the node is reached over PCIe, and not over scale-up links."""
+    detail = shape.detail_of(node)
+    if not shape.shaped or detail is None:
+        return shape.island < shape.per_node
+    others = [other for other in range(shape.per_node) if other != index]
+    return not all(detail.joined_Bps((index, other)) for other in others)
+
+
+def _nics_of(shape: Shape, number: int) -> tuple[int, ...] | range:
     """NICs next to a device: those its file calls nearest, else its share of the node's, at least the one it shares."""
     node, index = divmod(number, shape.per_node)
     detail = shape.detail_of(node)

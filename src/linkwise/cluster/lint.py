@@ -298,6 +298,7 @@ def _untold(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
             remedy="read the output of nvidia-smi topo -m, alone or with this one",
             sure=False,
         )
+    yield from _cut(machine)
     for note in filter(_NOT_READ.search, machine.notes):
         yield Finding(
             rule="matrix-not-read",
@@ -307,6 +308,31 @@ def _untold(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
             remedy="put each machine's matrix into a file of its own, and lint each",
             sure=False,
         )
+
+
+def _cut(machine: Machine) -> Iterator[Finding]:
+    """What a file that was cut no longer says."""
+    gpus, nics = [gpu.id for gpu in inside.gpus(machine)], [nic.id for nic in machine.nics]
+    open_ended = machine.format == "smi" and not machine.peer
+    pairs = [(a, b) for at, a in enumerate(gpus) for b in gpus[:at] if machine.path(a, b) is None]
+    blind = [gpu for gpu in gpus if any(machine.path(gpu, nic) is None for nic in nics)]
+    if not (machine.partial or (open_ended and (pairs or blind))):
+        return
+    ends = {end for pair in pairs for end in pair}
+    lost = [f"no path between {_ids([gpu for gpu in gpus if gpu in ends])}"] if pairs else []
+    lost += [f"no path from {_ids(blind)} to every NIC"] if blind else []
+    lines = [note for note in machine.notes if _LINE.match(note) or " was cut: " in note]
+    yield Finding(
+        rule="cut",
+        what="the file was cut: " + ("; ".join(lost) or "rows or columns are missing; each pair of GPUs is in it"),
+        evidence=_said(lines) or f"{len(gpus)} GPUs, {len(machine.paths)} pairs",
+        consequence="what hurts there is not among these findings",
+        remedy="read the whole output of nvidia-smi topo -m (rocm-smi --showtopo)",
+        sure=False,
+    )
+
+
+_LINE = re.compile(r"lines? \d+")
 
 
 def _network(cluster: Cluster) -> Iterator[Finding]:
@@ -370,7 +396,8 @@ def _machine(cluster: Cluster, node: int | None) -> Machine:
         for s in detail.strands
     ]
     # The notes of its files that say one end contradicts the other; they are not kept by node.
-    notes = tuple(n for n in cluster.notes if node is None and (_ONE_SIDED.search(n) or _ENDS_DIFFER.search(n)))
+    kept = (_ONE_SIDED.search, _ENDS_DIFFER.search, re.compile(" was cut: ").search)
+    notes = tuple(n for n in cluster.notes if node is None and any(rule(n) for rule in kept))
     switches = [
         Part(id=name, kind="switch") for name in dict.fromkeys(w.b for w in wires if w.b.startswith("nvswitch"))
     ]
@@ -381,6 +408,7 @@ def _machine(cluster: Cluster, node: int | None) -> Machine:
         wires=tuple(wires),
         paths=paths,
         notes=notes,
+        partial=any(" was cut: " in note for note in notes),
     )
 
 

@@ -100,7 +100,7 @@ class Tier(StrEnum):
 
 
 class Device(Frozen, frozen=True, kw_only=True):
-    """One accelerator: its place, and the NIC it uses first (-1 without one)."""
+    """One accelerator: its place, and the first of the NICs it uses (-1 without one)."""
 
     id: int
     node: int
@@ -321,8 +321,14 @@ class Cluster(Frozen, frozen=True, kw_only=True):
         stated = detail.numa[index] if detail and detail.numa else -1
         return stated if stated >= 0 else index * self.numa_per_node // self.devices_per_node
 
+    def socket_of(self, device: int) -> int:
+        """The socket of a device inside its node, where a file tells sockets apart; else 0."""
+        node, index = divmod(device, self.devices_per_node)
+        detail = self.detail_of(node)
+        return detail.sockets[index] if detail and detail.sockets else 0
+
     def nics_of(self, device: int) -> tuple[int, ...]:
-        """NICs of its node nearest to a device: as the file says, else evenly spread. The first is the one it uses."""
+        """NICs of its node nearest to a device, all of which it uses: as the file says, else evenly spread."""
         node, index = divmod(device, self.devices_per_node)
         detail = self.detail_of(node)
         if detail and (stated := detail.nics_of(index)):

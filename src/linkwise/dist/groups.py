@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.layout import AXES, Layout, groups
-from linkwise.dist.launch import Start, serve
+from linkwise.dist.launch import JOINED, WATCH, Start, serve
 from linkwise.dist.watch import Lost, Watch
 
 MIN_TIMEOUT_S = 2.0
 MAX_TIMEOUT_S = 86_400.0
 WORLD = "world"
+RUN = "linkwise.run"  # whose ranks meet in a store
 
 
 class Named(NamedTuple):
@@ -87,10 +88,11 @@ def join(start: Start, *, backend: str = "", timeout_s: float = 60.0) -> Iterato
     # What is left of the time limit after a call has failed is needed to find out who is missing.
     limit = timedelta(seconds=timeout_s - 3 * interval)
     meeting = _meet(start, limit.total_seconds())
-    watched = dist.PrefixStore("linkwise.watch", _again(meeting, start, limit))
+    _same_run(meeting, start)
+    watched = dist.PrefixStore(WATCH, _again(meeting, start, limit))
     with Watch(watched, start.rank, start.world, interval) as watch:
         try:
-            _gather(watched, start, backend, limit.total_seconds())
+            _gather(watched, start, backend, limit.total_seconds(), address(device))
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("linkwise.world", meeting),
@@ -101,7 +103,7 @@ def join(start: Start, *, backend: str = "", timeout_s: float = 60.0) -> Iterato
             everyone = Team(WORLD, tuple(range(start.world)), dist.group.WORLD, start.rank)
             yield Session(start, backend, device, limit.total_seconds(), watched, watch, everyone)
         except (RuntimeError, LinkwiseError, TimeoutError) as error:
-            verdict = watch.settle(error, parted=_is_parting(error))
+            verdict = watch.settle(error, parted=is_parting(error))
             if verdict is None:
                 raise SystemExit(Lost.exit_code) from None
             raise verdict from (error if verdict is not error else None)
@@ -112,7 +114,7 @@ def join(start: Start, *, backend: str = "", timeout_s: float = 60.0) -> Iterato
                     dist.destroy_process_group()
 
 
-def _is_parting(error: BaseException) -> bool:
+def is_parting(error: BaseException) -> bool:
     """Whether a call failed because of another rank; anything else that goes wrong is this rank's own."""
     import torch.distributed as dist
 
@@ -131,14 +133,27 @@ def _backend(start: Start, wanted: str) -> tuple[str, Any]:
     chosen = wanted or ("nccl" if count and dist.is_nccl_available() else "gloo")
     if chosen == "gloo":
         return chosen, torch.device("cpu")
-    if not dist.is_nccl_available() or start.local_rank >= count:
+    # A launcher may show each task one GPU, its own; `_gather` looks whether they are different ones.
+    index = 0 if count == 1 else start.local_rank
+    if not dist.is_nccl_available() or index >= count:
         raise InputError(
             f"local rank {start.local_rank}, {count} GPUs here",
             where="--backend nccl",
             expected="a GPU for every rank, and a torch built with NCCL",
         )
-    torch.cuda.set_device(start.local_rank)
-    return chosen, torch.device("cuda", start.local_rank)
+    torch.cuda.set_device(index)
+    return chosen, torch.device("cuda", index)
+
+
+def address(device: Any) -> str:
+    """PCI address of a GPU, with the machine it is in; "" for a CPU, or where torch does not say."""
+    if device.type != "cuda":
+        return ""
+    import torch
+
+    facts = torch.cuda.get_device_properties(device)
+    bus = [getattr(facts, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return "" if None in bus else f"{host_facts()['machine']} {bus[0]:04x}:{bus[1]:02x}:{bus[2]:02x}.0"
 
 
 def _meet(start: Start, limit_s: float) -> Any:
@@ -156,6 +171,29 @@ def _meet(start: Start, limit_s: float) -> Any:
         raise Lost(f"{who} does not answer at {start.host}:{start.port} within {limit_s:g} s", (0,)) from None
 
 
+def _same_run(store: Any, start: Start) -> None:
+    """Refuse a store where the ranks of another run meet. Nothing is written there but the run's name, once."""
+    if not start.run:
+        return
+    where = f"store at {start.host}:{start.port}"
+    if start.hosted:
+        there = store.compare_set(RUN, "", start.run)
+    elif start.rank == 0:  # it has just begun to serve the store
+        store.set(RUN, start.run)
+        return
+    else:
+        try:
+            there = store.get(RUN)
+        except RuntimeError:
+            raise Lost(f"{where} is not served by rank 0 of {start.run}", (0,)) from None
+    if (said := there.decode(errors="replace")) != start.run:
+        raise InputError(
+            f"ranks of {said} meet there, this is rank {start.rank} of {start.run}",
+            where=where,
+            expected="a MASTER_PORT of its own for every run",
+        )
+
+
 def _again(store: Any, start: Start, limit: timedelta) -> Any:
     """A second connection to the store, for the thread that keeps the heartbeat."""
     import torch.distributed as dist
@@ -163,27 +201,37 @@ def _again(store: Any, start: Start, limit: timedelta) -> Any:
     return dist.TCPStore(start.host, store.port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
-def _gather(store: Any, start: Start, backend: str, limit_s: float) -> None:
-    """Wait until every rank is there with the same backend. Lost names those that did not come."""
-    store.set(f"joined/{start.rank}", json.dumps({"backend": backend}))
+def _gather(store: Any, start: Start, backend: str, limit_s: float, gpu: str = "") -> None:
+    """Wait until every rank is there with the same backend, on a GPU of its own (gpu: its address). Lost names those
+    that did not come."""
+    store.set(f"{JOINED}/{start.rank}", json.dumps({"backend": backend, "gpu": gpu}))
     deadline = time.monotonic() + limit_s
     missing = list(range(start.world))
     while missing:
-        missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
+        missing = [rank for rank in missing if not store.check([f"{JOINED}/{rank}"])]
         if missing and time.monotonic() > deadline:
             shown = ", ".join(map(str, missing[:16])) + (" ..." if len(missing) > 16 else "")
             raise Lost(f"of {start.world} ranks these did not start: {shown}", tuple(missing))
         if missing:
             time.sleep(0.02)
-    odd = [
-        rank for rank in range(start.world) if json.loads(store.get(f"joined/{rank}").decode())["backend"] != backend
-    ]
+    facts = [json.loads(store.get(f"{JOINED}/{rank}").decode()) for rank in range(start.world)]
+    odd = [rank for rank, one in enumerate(facts) if one["backend"] != backend]
     if odd:
         raise InputError(
             f"rank {start.rank} has {backend}, ranks {', '.join(map(str, odd[:16]))} do not",
             where="--backend",
             expected="the same on every rank",
         )
+    on: dict[str, list[int]] = {}
+    for rank, one in enumerate(facts):
+        on.setdefault(one["gpu"], []).append(rank)
+    for shared, ranks in on.items():
+        if shared and len(ranks) > 1:
+            raise InputError(
+                f"ranks {', '.join(map(str, ranks[:16]))} are on one GPU, {shared.rpartition(' ')[2]}",
+                where="--backend nccl",
+                expected="a GPU for every rank",
+            )
 
 
 def axis_groups(layout: Layout, *, replicas: int = 1, axes: Iterable[str] = AXES) -> list[Named]:

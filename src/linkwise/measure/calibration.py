@@ -14,18 +14,13 @@ from linkwise.cluster.types import Cluster, Constants, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.files import dump_yaml, parse_yaml_object, read_text
 from linkwise.core.schema import Frozen, convert
+from linkwise.measure import valid
 from linkwise.measure.fit import Figure, Line
-from linkwise.plan.collectives import ALGORITHMS
 
 CALIBRATION_SCHEMA = "linkwise.calibration/1"
 MAX_FILE_BYTES = 2**21
 # The planner's names of what a library does: calls launched back to back or captured, and calls launched one by one.
 LIBRARY, EAGER = "nccl", "eager"
-# What a measurement can be; a file with anything else was not measured.
-LEAST_S, MOST_S = 1e-9, 1e4  # of one call; both excluded
-MAX_S_BYTES = 2**50
-MAX_COUNT = 2**20
-_TIERS = (Tier.ISLAND.value, Tier.NODE.value, Tier.CLUSTER.value)
 
 
 class Value(Frozen, frozen=True, kw_only=True):
@@ -74,7 +69,8 @@ class KindFit(Frozen, frozen=True, kw_only=True):
 class TierFit(KindFit, frozen=True, kw_only=True):
     """The same over all kinds of call of a tier, for those that were not measured often enough to have their own.
 
-    link: kind of the tier's links. launch_us: a call that is waited for, beyond one of many; 0 where calls wait anyway.
+    link: kind of the tier's links. launch_us: a call that is waited for, beyond one of many; 0 where that was not
+    measured, or where calls wait anyway: what the planner knows of launches then stands.
     kinds: each kind of call that was measured at several sizes; libraries do some kinds better than others.
     """
 
@@ -123,30 +119,7 @@ class Calibration(Frozen, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "devices_per_node"):
-            _within("calibration", field, getattr(self, field), 1, MAX_COUNT)
-        most = self.nodes * self.devices_per_node
-        _within("calibration", "ranks", self.ranks, 1, most, f"nodes x devices_per_node, {most}")
-        if self.hosts and len(self.hosts) != self.ranks:
-            raise InputError(
-                f"hosts names {len(self.hosts)}", where="calibration", expected=f"{self.ranks}, one a rank, or none"
-            )
-        for number, sample in enumerate(self.samples):
-            _check_sample(sample, self, f"calibration: samples[{number}]")
-        for name, tier in self.tiers.items():
-            where = f"calibration: tiers.{name[:40]}"
-            if name not in _TIERS:
-                raise InputError("unknown tier", where=where, expected="island, node or cluster")
-            _check_fit(tier, where)
-            for kind, one in tier.kinds.items():
-                if kind not in ALGORITHMS:
-                    raise InputError(f"unknown kind {kind[:40]!r}", where=where, expected=", ".join(ALGORITHMS))
-                _check_fit(one, f"{where}.kinds.{kind}")
-            if not 0 <= tier.launch_us <= 1e6:
-                raise InputError(f"launch_us is {tier.launch_us:g}", where=where, expected="0..1e+06")
-        for name, link in self.links.items():
-            if not 0 < link.Bps.value <= 1e15:
-                raise InputError(f"Bps is {link.Bps.value:g}", where=f"calibration: links.{name[:60]}", expected="> 0")
+        valid.check(self)
 
     @property
     def label(self) -> str:
@@ -177,41 +150,6 @@ class Calibration(Frozen, frozen=True, kw_only=True):
                     f" together, and calls of groups of other sizes are priced with the latency at {sizes[0]}"
                 )
         return tuple(found)
-
-
-def _within(where: str, field: str, value: float, least: float, most: float, words: str = "") -> None:
-    if not least <= value <= most:
-        raise InputError(f"{field} is {value:.12g}", where=where, expected=f"{least:g} to {words or format(most, 'g')}")
-
-
-def _check_sample(one: Sample, found: Calibration, where: str) -> None:
-    if one.kind not in ALGORITHMS:
-        raise InputError(f"kind is {one.kind[:40]!r}", where=where, expected=", ".join(ALGORITHMS))
-    if one.tier not in _TIERS:
-        raise InputError(f"tier is {one.tier[:40]!r}", where=where, expected=", ".join(_TIERS))
-    _within(where, "ranks", one.ranks, 2, found.ranks, f"the calibration's ranks, {found.ranks}")
-    most = min(found.nodes, one.ranks)
-    _within(where, "nodes", one.nodes, 1, most, f"{most}, of {found.nodes} nodes and {one.ranks} ranks")
-    _within(where, "groups", one.groups, 1, found.ranks, f"the calibration's ranks, {found.ranks}")
-    _within(where, "S_bytes", one.S_bytes, 0, MAX_S_BYTES)
-    _within(where, "spread_s", one.spread_s, 0, MOST_S)
-    if not LEAST_S < one.seconds < MOST_S:
-        raise InputError(f"seconds is {one.seconds:g}", where=where, expected=f"above {LEAST_S:g} and below {MOST_S:g}")
-
-
-def _check_fit(one: KindFit, where: str) -> None:
-    for field, figure in (("base_us", one.base_us), ("step_us", one.step_us)):
-        if figure is not None and not 0 <= figure.value <= 1e6:
-            raise InputError(f"{field} is {figure.value:g}", where=where, expected="0..1e+06")
-    for field, count in (("points", one.points), ("outliers", one.outliers), ("residual", one.residual)):
-        _within(where, field, count, 0, MAX_COUNT)
-    for field, figure in (("base_us", one.base_us), ("step_us", one.step_us), ("efficiency", one.efficiency)):
-        if figure is not None and figure.error is not None:
-            _within(where, f"{field}.error", figure.error, 0, 1e15)
-    if one.efficiency is not None and not 0 < one.efficiency.value <= 1:
-        raise InputError(
-            f"efficiency is {one.efficiency.value:g}", where=where, expected="above 0, at most 1 of the spec"
-        )
 
 
 def now() -> str:
@@ -293,7 +231,9 @@ def constants(found: Calibration, base: Constants, where: str = "calibration") -
             sure = f"{_error(one.base_us)} us, " + (
                 f"{_error(one.step_us)} a step" if one.step_us else found.together(name, kind)
             )
-            figures = {family: first_us, LIBRARY: first_us, EAGER: first_us + tier.launch_us}
+            figures = {family: first_us, LIBRARY: first_us}
+            if tier.launch_us:
+                figures[EAGER] = first_us + tier.launch_us
             for implementation, first in figures.items():
                 key = f"{implementation}.{name}" + (f".{kind}" if kind else "")
                 latency[key] = (first, step)
@@ -314,26 +254,37 @@ def constants(found: Calibration, base: Constants, where: str = "calibration") -
 
 
 def apply(found: Calibration, cluster: Cluster, where: str = "calibration") -> Cluster:
-    """The cluster with the calibration's figures. Raises InputError when it was made on other devices, when its kinds
-    of link are not the cluster's, or when a single link it measured is not there."""
+    """The cluster with the calibration's figures. Raises InputError, naming file and field, when it was made on other
+    devices, when its kinds of link are not the cluster's, when a single link it measured is not there or is faster than
+    it can be, or when its figures contradict its own calls."""
     if found.accelerator != cluster.accelerator.name:
         raise InputError(
             f"measured on {found.accelerator}",
-            where=where,
+            where=f"{where}: accelerator",
             expected=f"a calibration of {cluster.accelerator.name}, as {cluster.name} has it",
         )
     for name, tier in found.tiers.items():
         kind = cluster.port(Tier(name))[0]
         if kind != tier.link:
-            raise InputError(f"tier {name} is {tier.link}", where=where, expected=f"{kind}, as on {cluster.name}")
+            raise InputError(
+                f"tier {name} is {tier.link}",
+                where=f"{where}: tiers.{name}.link",
+                expected=f"{kind}, as on {cluster.name}",
+            )
     same = (found.nodes, found.devices_per_node) == (cluster.nodes, cluster.devices_per_node)
     if found.links and not same:
         raise InputError(
             f"single links were measured on {found.nodes} nodes of {found.devices_per_node}",
-            where=where,
+            where=f"{where}: links",
             expected=f"{cluster.nodes} nodes of {cluster.devices_per_node}: there a link's name means another wire",
         )
-    changed: Any = msgspec.structs.replace(cluster, constants=constants(found, cluster.constants, where))
-    check_measured(changed)
+    place = where
+    try:
+        changed: Any = msgspec.structs.replace(cluster, constants=constants(found, cluster.constants, where))
+        place = f"{where}: links"
+        check_measured(changed)
+    except InputError as error:
+        raise InputError(error.message, where=place, expected=error.expected, hint=error.hint) from None
+    valid.check_on(found, changed, where)
     notes = tuple(f"calibration ({where}): {words}" for words in found.one_size)
     return msgspec.structs.replace(cluster, constants=changed.constants, notes=cluster.notes + notes)

@@ -197,7 +197,7 @@ def misplaced(cluster: Cluster, devices: Sequence[int], ranks: Sequence[Here]) -
             words = f"runs on {one.host}, the other ranks of node {node} do not"
             found.append(Finding(who=f"rank {one.rank}", words=words, sure=True))
             continue
-        differs = [] if one.index == index else [f"device {one.index}, meant to be {index}"]
+        differs = [] if one.index in {index, -1} else [f"device {one.index}, meant to be {index}"]
         detail = cluster.detail_of(node)
         # Without a topology file the NUMA nodes are an even spread, an assumption that no machine can contradict.
         meant = detail.numa[index] if detail and detail.numa else -1

@@ -132,17 +132,25 @@ def _robust(columns: Array) -> tuple[Array, Array, Array]:
     residual = columns @ values - 1
     free = max(1.0, float((weights > 1e-3).sum()) - unknowns)
     variance = float((weights * residual**2).sum()) / free
-    inverse = np.linalg.pinv((columns * weights[:, None]).T @ columns)
-    return values, np.sqrt(np.maximum(np.diag(inverse) * variance, 0.0)), weights
+    scaled, size = _scaled(columns, np.sqrt(weights))
+    inverse = np.linalg.pinv(scaled.T @ scaled)
+    return values, np.sqrt(np.maximum(np.diag(inverse) * variance, 0.0)) / size, weights
 
 
 def _solve(columns: Array, weights: Array) -> Array:
     root = np.sqrt(weights)
-    # Columns differ by many orders of magnitude; scaling keeps the small ones.
-    size = np.linalg.norm(columns * root[:, None], axis=0)
-    size[size == 0] = 1.0
-    found, *_ = np.linalg.lstsq(columns * root[:, None] / size, root, rcond=None)
+    scaled, size = _scaled(columns, root)
+    found, *_ = np.linalg.lstsq(scaled, root, rcond=None)
     return np.asarray(found / size, dtype=np.float64)
+
+
+def _scaled(columns: Array, root: Array) -> tuple[Array, Array]:
+    """Weighted columns of length 1, and what each was divided by: they differ by so many orders of magnitude that the
+    small ones would be taken for zero."""
+    weighted = columns * root[:, None]
+    size = np.linalg.norm(weighted, axis=0)
+    size[size == 0] = 1.0
+    return weighted / size, size
 
 
 class Odd(NamedTuple):

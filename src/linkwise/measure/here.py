@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from linkwise.core.schema import Frozen
-from linkwise.dist.groups import Session, barrier, host_facts, settled
+from linkwise.dist.groups import Session, address, barrier, host_facts, settled
 
 REPEATS = 5
 MAX_NICS = 256
 
 
 class Here(Frozen, frozen=True, kw_only=True):
-    """One rank's place as it is. machine: the same for ranks of one machine. index: of the device on it; numa: of the
-    device, or of the CPUs this process may run on where there is no device; -1 = not known, or several.
+    """One rank's place as it is. machine: the same for ranks of one machine. index: of the device on it,
+    -1 = not known.
+
+    numa: of the device, or of the CPUs this process may run on where there is no device; -1 = not known, or several.
 
     nics: NUMA node of each RDMA NIC by name. flops, memory_Bps: best of five, of a matrix product and of a copy (bytes
     read and written).
@@ -36,7 +38,7 @@ def look(session: Session, root: Path = Path("/sys")) -> Here:
     facts = host_facts()
     name, index, numa = "CPU", session.start.local_rank, _cpu_numa(root)
     if session.backend == "nccl":
-        name, index, numa = _gpu(session.start.local_rank, root)
+        name, index, numa = _gpu(session, root)
     stated = os.environ.get("LINKWISE_DEVICE", "")
     if stated.isascii() and stated.isdigit():
         index = int(stated) if len(stated) < 8 else index
@@ -51,18 +53,17 @@ def look(session: Session, root: Path = Path("/sys")) -> Here:
     )
 
 
-def _gpu(local: int, root: Path) -> tuple[str, int, int]:
+def _gpu(session: Session, root: Path) -> tuple[str, int, int]:
     import torch
 
-    facts = torch.cuda.get_device_properties(local)
+    local = session.device.index
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     index = int(visible[local]) if local < len(visible) and visible[local].strip().isdigit() else local
-    bus = [getattr(facts, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    numa = -1
-    if None not in bus:
-        address = f"{bus[0]:04x}:{bus[1]:02x}:{bus[2]:02x}.0"
-        numa = _number(root / "bus/pci/devices" / address / "numa_node")
-    return facts.name, index, numa
+    if torch.cuda.device_count() == 1 and session.start.local_rank:
+        index = -1  # the only one this task is shown; which of the machine's it is, nobody says
+    pci = address(session.device).rpartition(" ")[2]
+    numa = _number(root / "bus/pci/devices" / pci / "numa_node") if pci else -1
+    return torch.cuda.get_device_properties(local).name, index, numa
 
 
 def _nics(root: Path) -> dict[str, int]:

@@ -15,8 +15,12 @@ from linkwise.measure.calibration import Sample
 
 MAX_FILE_BYTES = 16 * 2**20
 MAX_LINE = 2000
-_TAG = re.compile(r"^\s*(?:\[?[\w.,-]+\]?(?:<\w+>)?:\s+)(?=#|\d)")  # `0: ` or `[1,0]<stdout>: ` of a launcher
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)")
+# `0: ` of srun, `[1,0]<stdout>:` of mpirun, which sets no blank behind it.
+_TAG = re.compile(r"^\s*(?:\[[^\]\s]{1,80}\](?:<\w+>)?:\s*|[\w.,-]+(?:<\w+>)?:(?:\s+|(?=#)))(?=#|\d)")
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # ANSI escapes of a terminal
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)(?:\s+\[([\w:.]+)\])?"
+)
 _PROGRAM = re.compile(
     r"\b(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv|broadcast|gather|reduce|scatter|hypercube)_perf\b"
 )
@@ -29,31 +33,56 @@ _KINDS = {
     "broadcast": "broadcast",
     "gather": "gather",
 }
+# Bytes of an element; a type that is not here is not checked.
+_WIDTH = {
+    "int8": 1, "uint8": 1, "char": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1, "half": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "int": 4, "float": 4, "int64": 8, "uint64": 8, "double": 8,
+}  # fmt: skip
+_MAX_DEVICES = 10**6
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 
 
 class Row(NamedTuple):
-    """One size. seconds: out of place and in place, None where not measured. line: of the file."""
+    """One size. seconds: out of place and in place, None where not measured. line: of the file. slack: by how much
+    bus_over_algorithm may be off, since both figures are printed with two decimals."""
 
     line: int
     S_bytes: int
+    elements: int
     dtype: str
     redop: str
     out_of_place_s: float | None
     in_place_s: float | None
     bus_over_algorithm: float | None
+    slack: float = 0.0
+    root: str = ""
+
+    @property
+    def loop(self) -> tuple[str, str, str]:
+        """What a run goes through all its sizes for: type, operation, root."""
+        return self.dtype, self.redop, self.root
 
 
 class Run(NamedTuple):
     """What a file says. devices: (host, device) of each rank in rank order. kind: "" when the file does not say.
 
-    version: NCCL's, where printed.
+    version: NCCL's, where printed. notes: what was taken for what.
     """
 
     kind: str
     devices: tuple[tuple[str, int], ...]
     rows: tuple[Row, ...]
     version: str
+    notes: tuple[str, ...] = ()
+
+
+class _Rank(NamedTuple):
+    """A rank's line. group: of ranks that run by themselves. bus: PCI address of its device, "" where not printed."""
+
+    group: str
+    host: str
+    device: int
+    bus: str
 
 
 def load(path: str) -> Run:
@@ -62,12 +91,14 @@ def load(path: str) -> Run:
 
 
 def parse(text: str, *, where: str) -> Run:
-    """Ranks and rows of one run. Raises InputError naming the line for wrong values, failures and cut rows."""
+    """Ranks and rows of one run. Raises InputError naming the line for wrong values, failures, cut rows and the
+    beginning of a second run."""
     programs: list[str] = []
-    ranks: dict[int, tuple[str, int]] = {}
+    ranks: dict[int, _Rank] = {}
     rows: list[Row] = []
-    heads, version = "", ""
-    for number, raw in enumerate(text.splitlines(), 1):
+    loops: set[tuple[str, str, str]] = set()
+    heads, version, begun = "", "", False
+    for number, raw in enumerate(_COLOUR.sub("", text).split("\n"), 1):
         line = _TAG.sub("", raw[:MAX_LINE]).strip()
         here = f"{where}: line {number}"
         if match := _PROGRAM.search(line):
@@ -75,21 +106,30 @@ def parse(text: str, *, where: str) -> Run:
         if match := re.search(r"NCCL version (\S+)", line):
             version = match[1][:40]
         if match := _RANK.match(line):
-            if ranks.setdefault(int(match[1]), (match[2], int(match[3]))) != (match[2], int(match[3])):
-                raise InputError(f"rank {match[1]} is on two devices", where=here, expected="one run in a file")
+            one = _Rank(match[2] or "", match[3], min(int(match[4][:9]), _MAX_DEVICES), match[5] or "")
+            if ranks.setdefault(int(match[1][:9]), one) != one:
+                raise InputError(f"rank {match[1][:9]} is on two devices", where=here, expected="one run in a file")
         elif line.startswith("#"):
+            first, begun = not begun, begun or line.startswith("# nThread ")
+            if (line.startswith("# nThread ") and not first) or ("algbw" in line and heads):
+                raise InputError("a second run begins", where=here, expected="one run in a file")
             heads = line if "algbw" in line else heads
             if re.search(r"Out of bounds values\s*:\s*[1-9]", line) or "FAILED" in line:
                 raise InputError(line[:100], where=here, expected="a run without wrong values")
         elif "Test NCCL failure" in line or "Test CUDA failure" in line or "Test failure" in line:
             raise InputError(line[:100], where=here, expected="a run that ended well")
         elif heads and line[:1].isdigit():
-            rows.append(_row(line, heads, number, here))
+            row = _row(line, heads, number, here)
+            _same_test(rows, loops, row, here)
+            rows.append(row)
     if not rows:
         raise InputError(
             "no table of times", where=where, expected="the output of nccl-tests, with its `# size count type` header"
         )
-    return Run(_kind(programs, rows, len(ranks), where), _devices(ranks, where), tuple(rows), version)
+    for row in rows:
+        _whole_elements(row, len(ranks), f"{where}: line {row.line}")
+    devices, notes = _devices(ranks, where)
+    return Run(_kind(programs, rows, len(ranks), where), devices, tuple(rows), version, notes)
 
 
 def _row(line: str, heads: str, number: int, here: str) -> Row:
@@ -99,24 +139,78 @@ def _row(line: str, heads: str, number: int, here: str) -> Row:
     fixed = names.index("time") if "time" in names else 0
     # Older versions print no redop or root in some tests though the header has them: blocks are counted from the end.
     lead = len(words) - columns
-    if names[:3] != ["size", "count", "type"] or columns not in {4, 8} or not 3 <= lead <= fixed:
+    if names[:3] != ["size", "count", "type"] or columns not in {4, 8}:
+        raise InputError(f"the header is {heads[:80]!r}", where=here, expected="# size count type ... time algbw busbw")
+    blocks = [words[lead + at : lead + at + 4] for at in range(0, columns, 4)] if lead >= 3 else []
+    if lead < fixed and not (blocks and all(_is_block(words[0], block) for block in blocks)):
+        raise InputError(
+            f"a cut row, {len(words)} words: {line[:80]!r}",
+            where=here,
+            expected=f"{fixed + columns}, as the header has them",
+        )
+    if lead > fixed:
         raise InputError(
             f"{len(words)} words: {line[:80]!r}", where=here, expected=f"{fixed + columns}, as the header has them"
         )
-    blocks = [words[lead + at : lead + at + 4] for at in range(0, columns, 4)]
     times = [_seconds(block, names[-1], here) for block in blocks]
-    if not words[0].isdigit() or len(words[0]) > 15:
-        raise InputError(f"size {words[0][:30]!r}", where=here, expected="bytes")
+    for word, what in ((words[0], "size"), (words[1], "count")):
+        if not (word.isascii() and word.isdigit()) or len(word) > 15:
+            raise InputError(f"{what} {word[:30]!r}", where=here, expected="a whole number")
     algorithm, bus = (float(w) if _NUMBER.fullmatch(w) else 0.0 for w in blocks[0][1:3])
+    told = algorithm >= 1 and bus >= 1  # two decimals say nothing of small figures
     return Row(
         number,
         int(words[0]),
+        int(words[1]),
         words[2][:20],
-        words[3] if lead > 3 and not words[3].lstrip("-").isdigit() else "",
+        words[3][:20] if lead > 3 and not words[3].lstrip("-").isdigit() else "",
         times[0],
         times[1] if len(times) > 1 else None,
-        bus / algorithm if algorithm >= 1 and bus >= 1 else None,  # two decimals say nothing of small figures
+        bus / algorithm if told else None,
+        bus / algorithm * (0.01 / algorithm + 0.01 / bus) + 0.002 if told else 0.0,
+        words[4][:20] if lead > 4 else "",
     )
+
+
+def _is_block(size: str, block: list[str]) -> bool:
+    """Whether words stand where a block's belong: its bandwidth is the size over its time, to two decimals."""
+    time, algorithm = block[:2]
+    if time == "N/A":
+        return set(block) == {"N/A"}
+    if not all(word.isascii() and _NUMBER.fullmatch(word) for word in (size, time, algorithm)) or not float(time):
+        return False
+    meant = float(size) / float(time) * 1e-3
+    return abs(float(algorithm) - meant) <= 0.011 + 0.02 * meant
+
+
+def _same_test(rows: list[Row], loops: set[tuple[str, str, str]], row: Row, here: str) -> None:
+    """Refuse a row that cannot follow these in one run of one test. loops: those rows have begun; row's is added."""
+    first, last = (rows[0], rows[-1]) if rows else (row, row)
+    says = ""
+    if row.S_bytes < last.S_bytes and row.loop == last.loop:
+        says = f"sizes begin again, {row.S_bytes} after {last.S_bytes}"
+    elif row.loop != last.loop and row.loop in loops:
+        says = f"{row.dtype} {row.redop or 'none'} begins again"
+    elif (row.redop in {"", "none"}) != (first.redop in {"", "none"}):
+        says = f"operation {row.redop or 'none'} after {first.redop or 'none'}"
+    told = next((one for one in reversed(rows[-64:]) if one.bus_over_algorithm), None)
+    here_is, there_was = row.bus_over_algorithm, told.bus_over_algorithm if told else None
+    if told and here_is and there_was and abs(here_is - there_was) > row.slack + told.slack:
+        says = f"busbw / algbw is {here_is:.3g} after {there_was:.3g}"
+    if says:
+        raise InputError(f"another test begins: {says}", where=here, expected="one run in a file")
+    loops.add(row.loop)
+
+
+def _whole_elements(row: Row, ranks: int, here: str) -> None:
+    """Refuse a count that is neither the tensor's nor one rank's share of it."""
+    share = row.elements * _WIDTH.get(row.dtype, 0)
+    if share and row.S_bytes and row.S_bytes not in {share, share * ranks}:
+        raise InputError(
+            f"{row.elements} elements of {row.dtype} in {row.S_bytes} bytes",
+            where=here,
+            expected=f"{share} bytes" + (f", or {share * ranks} of {ranks} ranks" if ranks > 1 else ""),
+        )
 
 
 def _seconds(block: list[str], last: str, here: str) -> float | None:
@@ -152,12 +246,29 @@ def _kind(programs: list[str], rows: list[Row], ranks: int, where: str) -> str:
     return ""
 
 
-def _devices(ranks: dict[int, tuple[str, int]], where: str) -> tuple[tuple[str, int], ...]:
+def _devices(ranks: dict[int, _Rank], where: str) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """(host, device) by rank, and what had to be taken for what."""
     if sorted(ranks) != list(range(len(ranks))):
         raise InputError(
             f"ranks {', '.join(map(str, sorted(ranks)[:16]))}", where=where, expected="a `# Rank` line for every rank"
         )
-    return tuple(ranks[rank] for rank in range(len(ranks)))
+    if len({one.group for one in ranks.values()}) > 1:
+        raise InputError(
+            f"ranks of {len({one.group for one in ranks.values()})} groups", where=where, expected="one group of all"
+        )
+    hosts: dict[str, list[int]] = {}
+    for rank, one in ranks.items():
+        hosts.setdefault(one.host, []).append(rank)
+    found = {rank: one.device for rank, one in ranks.items()}
+    renumbered = False
+    for here in hosts.values():
+        buses = sorted({ranks[rank].bus for rank in here} - {""})
+        # A launcher that shows each task one GPU: all are device 0, and their PCI addresses tell them apart.
+        if len({found[rank] for rank in here}) < len(here) == len(buses):
+            found |= {rank: buses.index(ranks[rank].bus) for rank in here}
+            renumbered = True
+    notes = ("each rank saw one device: devices of a host are numbered in order of their PCI addresses",)
+    return tuple((ranks[rank].host, found[rank]) for rank in range(len(ranks))), notes if renumbered else ()
 
 
 def samples(run: Run, cluster: Cluster, *, kind: str = "", where: str = "nccl-tests") -> list[Sample]:

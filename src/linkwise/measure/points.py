@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from linkwise.cluster.links import links, route
+from linkwise.cluster.links import links
+from linkwise.cluster.routes import route
 from linkwise.cluster.types import Cluster, Link, Tier
 from linkwise.core.errors import InputError
 from linkwise.measure.calibration import Calibration, KindFit, LinkFit, Sample, TierFit, Value, kind_fit, now
@@ -17,6 +18,8 @@ from linkwise.plan.collectives import default_algorithm, hops, wire
 _TIERS = (Tier.ISLAND, Tier.NODE, Tier.CLUSTER)
 LEAST_SIZES = 4  # of one kind of call, for a line of its own
 _PROBE = "measured"  # an implementation without figures of its own: latency 0, bandwidth of the links
+_SMALL = 2.0**-20  # of its spec rate: a link as slow as this bounds whatever crosses it
+_CLEAR = 1.03  # a link bounds calls when it would still bound them this much faster: else none is sure to
 
 
 class Rate(NamedTuple):
@@ -43,21 +46,24 @@ def calibrate(
 ) -> Calibration:
     """The calibration of a cluster from measured calls, and from messages between pairs of devices.
 
-    Raises InputError when no tier has the three calls a fit needs.
+    Raises InputError when no tier has the three calls a fit needs; it says why, tier by tier.
     """
     said = list(notes)
     tiers: dict[str, TierFit] = {}
     fitted = cluster
     for tier in _TIERS:  # inner tiers first: what is known of them says which calls the outer one bounds
         alone = [s for s in samples if s.tier == tier.value and s.groups == 1]
-        found = _fit_tier(fitted, tier, alone, said)
+        found = _fit_tier(_taken(fitted, tiers), tier, alone, said)
         if found is not None:
             tiers[tier.value] = found
             if found.best is not None:
                 fitted = _with_share(fitted, found.link, found.best.value)
     if not tiers:
+        why = f": {'; '.join(said[-len(_TIERS) :])}" if said else ""
         raise InputError(
-            f"{len(samples)} measured calls", where="calibration", expected="at least 3 of different sizes in one tier"
+            f"{len(samples)} measured calls decide nothing{why}",
+            where="calibration",
+            expected="at least 3 of different sizes in one tier, which its links bound",
         )
     odd, more = link_fits(fitted, pairs or {})
     made = Calibration(
@@ -85,11 +91,14 @@ def _fit_tier(cluster: Cluster, tier: Tier, samples: list[Sample], notes: list[s
             notes.append(f"{tier.value}: {len(many)} calls are too few for a fit; its figures stay as they were")
         return None
     link = cluster.port(tier)[0]
-    placed = [(s, point_of(cluster, s, link)) for s in many]
+    placed = _placed(cluster, many, link)
     bound = [point for _, point in placed if point is not None]
+    others = ", ".join(dict.fromkeys(s.kind for s, point in placed if point is None))
     if len(bound) < 3:
-        notes.append(f"{tier.value}: other links bound these calls; its figures stay as they were")
+        notes.append(f"{tier.value}: links other than {link} bound these calls; its figures stay as they were")
         return None
+    if others:
+        notes.append(f"{tier.value}: links other than {link} bound some calls ({others}); they are left out")
     whole, more = kind_fit(fit_line(bound), f"{tier.value} ({link})")
     if whole.efficiency is None:
         notes.append(f"{tier.value}: calls too small to tell a bandwidth; the uncalibrated share of {link} stands")
@@ -117,16 +126,63 @@ def _key(s: Sample) -> tuple[str, str, int, int]:
     return s.kind, s.group, s.ranks, s.S_bytes
 
 
-def point_of(cluster: Cluster, sample: Sample, link: str) -> Point | None:
-    """A sample as the fit sees it; None when a link of another kind bounds it."""
-    group = Group(Tier(sample.tier), sample.ranks, max(1, sample.ranks // sample.nodes), sample.nodes)
-    whole, half = (_bandwidth(cluster, sample.kind, group, link, share) for share in (1.0, 0.5))
-    if not 1.99 < whole / half < 2.01:
-        return None
+def _taken(cluster: Cluster, tiers: Mapping[str, TierFit]) -> Cluster:
+    """What links are taken for while a tier's calls are looked at: those that were measured for what they gave, others
+    for their spec rate, since nothing here says that they give less."""
+    inner = {cluster.port(tier)[0] for tier in _TIERS[:2]} - {fit.link for fit in tiers.values()}
+    for kind in inner:
+        cluster = _with_share(cluster, kind, 1.0)
+    return cluster
+
+
+def _placed(cluster: Cluster, samples: Sequence[Sample], link: str) -> list[tuple[Sample, Point | None]]:
+    """Samples as the fit sees them; None for those that a link of another kind bounds.
+
+    Which link bounds a call depends on what they give, not on their spec rates: eight NICs may be as fast as an island
+    by the datasheet and half as fast when measured. So calls of one kind and shape are fitted as if this link bounded
+    them, and it is asked whether it does at the rate that comes out.
+    """
+    series: dict[tuple[str, int, int], list[Sample]] = {}
+    for s in samples:
+        series.setdefault((s.kind, s.ranks, s.nodes), []).append(s)
+    bound = {key for key, own in series.items() if _bounds(cluster, own, link)}
+    return [(s, point_of(cluster, s, link) if (s.kind, s.ranks, s.nodes) in bound else None) for s in samples]
+
+
+def _bounds(cluster: Cluster, samples: Sequence[Sample], link: str) -> bool:
+    """Whether links of a kind bound these calls (of one kind and shape) at the rate they were measured at."""
+    first, group = samples[0], _group(samples[0])
+    if _is_all(cluster, first.kind, group, link, 1.0):
+        return True
+    points = [point_of(cluster, s, link) for s in samples]
+    share = max(p.full_rate_s / p.seconds for p in points)  # reached for sure, latency included
+    if len({p.full_rate_s for p in points}) >= LEAST_SIZES:
+        efficiency = fit_line(points).efficiency
+        share = max(share, efficiency.value) if efficiency else share
+    return share * _CLEAR < 1 and _is_all(cluster, first.kind, group, link, share * _CLEAR)
+
+
+def _is_all(cluster: Cluster, kind: str, group: Group, link: str, share: float) -> bool:
+    """Whether calls are as slow as links of a kind alone make them, when these reach a share of their spec rate."""
+    alone = share * _alone(cluster, kind, group, link)
+    return _bandwidth(cluster, kind, group, link, share) > 0.999 * alone
+
+
+def _alone(cluster: Cluster, kind: str, group: Group, link: str) -> float:
+    """Bus bandwidth if links of a kind, at their spec rate, were all that bounds it."""
+    return _bandwidth(cluster, kind, group, link, _SMALL) / _SMALL
+
+
+def _group(sample: Sample) -> Group:
+    return Group(Tier(sample.tier), sample.ranks, max(1, sample.ranks // sample.nodes), sample.nodes)
+
+
+def point_of(cluster: Cluster, sample: Sample, link: str) -> Point:
+    """A sample as the fit sees it, if links of a kind bound it."""
     algorithm = default_algorithm(sample.kind)
     steps = hops(sample.kind, sample.ranks, algorithm if algorithm != "direct" else "")
     moved = float(wire(sample.kind, sample.S_bytes, sample.ranks).sent)
-    return Point(float(steps), moved / whole, sample.seconds)
+    return Point(float(steps), moved / _alone(cluster, sample.kind, _group(sample), link), sample.seconds)
 
 
 def _bandwidth(cluster: Cluster, kind: str, group: Group, link: str, share: float) -> float:

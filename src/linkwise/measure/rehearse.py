@@ -2,28 +2,35 @@
 
 Ops run in the plan's order, each as often as the step calls it, all its groups at once (replicas, tensor groups of a
 stage); a barrier of all ranks stands before each op, outside its time.
+
+What runs is the library under torch.distributed, so that is what is predicted. Where the plan's engine takes kernels of
+its own (one-shot all-reduces) the plan's step is priced with those, and its times are not these.
 """
 
 import time
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from linkwise.cluster.types import Cluster
+from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.layout import groups
-from linkwise.core.quantity import value_of
 from linkwise.core.schema import Frozen
 from linkwise.dist.calls import Prepared, prepare
 from linkwise.dist.groups import Named, Session, Team, barrier, create, settled, share
 from linkwise.dist.observer import Seen, observe
 from linkwise.engine import registry
+from linkwise.measure.calibration import LIBRARY
 from linkwise.measure.sweep import Progress, silent
-from linkwise.plan.time import op_seconds, worst_spans
+from linkwise.plan.collective_time import IMPLEMENTATIONS, Group, estimate, floor_us, ways
+from linkwise.plan.collectives import wire
+from linkwise.plan.time import Span, worst_spans
 from linkwise.plan.types import Op, Plan
 
 REHEARSAL_SCHEMA = "linkwise.rehearsal/1"
 STEPS = ("decode", "mixed", "prefill")
 PASSES = 3
+_KERNELS = frozenset({"one_shot", "two_shot", "by size"})  # of an engine; all else is the library's
 # What a rank's part of a call is seen as.
 _SEEN = {"send_recv": ("send", "recv")}
 
@@ -33,7 +40,7 @@ class OpTime(Frozen, frozen=True, kw_only=True):
 
     S_bytes: planned; seen_bytes: as each rank's process group was seen to be asked for it; as_planned: kind, group and
     bytes were the plan's (whole elements). predicted_s, measured_s: of one call, the best of PASSES; spread_s: by how
-    much the median pass took longer.
+    much the median pass took longer. transport: whose calls were predicted, as the planner names them.
     """
 
     role: str
@@ -46,6 +53,7 @@ class OpTime(Frozen, frozen=True, kw_only=True):
     S_bytes: float
     seen_bytes: int
     as_planned: bool
+    transport: str
     predicted_s: float
     measured_s: float
     spread_s: float
@@ -57,7 +65,8 @@ class OpTime(Frozen, frozen=True, kw_only=True):
 
 
 class Rehearsal(Frozen, frozen=True, kw_only=True):
-    """predicted_s, measured_s: all ops of the step, stage after stage. calibration: what the prediction rests on."""
+    """predicted_s, measured_s: all ops of the step, stage after stage. library: what ran. calibration: what the
+    prediction rests on."""
 
     schema: str = REHEARSAL_SCHEMA
     model: str
@@ -98,13 +107,48 @@ def callers(plan: Plan, op: Op, replicas: int) -> tuple[Named, ...]:
     return tuple(Named(op.group, tuple(r + copy * size for r in ranks)) for copy in range(replicas) for ranks in found)
 
 
-def predict(plan: Plan, op: Op, cluster: Cluster) -> float:
-    """Seconds of one call, as the plan's step time counts it, on a cluster's constants."""
-    engine = registry.get(plan.engine, plan.engine_version)
-    convention = engine.convention_for(plan.model, plan.layout, plan.options)
-    places = worst_spans(plan.layout, cluster, plan.rank_grid)
-    eager = plan.options.eager or not engine.defaults.cuda_graphs
-    return float(value_of(op_seconds(op, places[op.group], cluster, convention, eager=eager)))
+def transport_of(library: str, cluster: Cluster, tier: Tier) -> str:
+    """Whose figures stand for what runs over a tier: the library's own where a calibration has them, else those of the
+    planner's library. library: by its name first, as a session or a calibration has it: gloo (torch 2.9)."""
+    own = library.split(maxsplit=1)[0]
+    measured = f"{own}.{tier.value}" in cluster.constants.latency_us and own not in IMPLEMENTATIONS
+    return own if measured else LIBRARY
+
+
+def predict(op: Op, place: Span, cluster: Cluster, transport: str) -> float:
+    """Seconds of one call of an op over the transport that a rehearsal runs: calls in a row, launched from the host.
+
+    place: where the op's groups lie. A single call is waited for, so its launch counts; a library on the host waits for
+    every call.
+    """
+    group = Group(place.tier, op.size, place.per_node, place.nodes, place.share)
+    lowest = floor_us(cluster, transport, op.kind, group) if op.repeat == 1 and transport == LIBRARY else 0.0
+    moved = wire(op.kind, float(op.S_bytes), op.size).sent
+    seconds = float(estimate(ways(op.kind, group, cluster, transport), moved, lowest).seconds)
+    if op.sizes:  # an uneven exchange ends with its busiest rank
+        seconds *= max(abs(float(size)) for size in op.sizes) * len(op.sizes) / float(op.S_bytes)
+    return seconds
+
+
+def transport_notes(plan: Plan, ops: Sequence[Op], library: str, transports: Sequence[str]) -> tuple[str, ...]:
+    """What is held against what, where a reader could take one thing for another. transports: of each op."""
+    ran, named = library.split(maxsplit=1)[0], list(dict.fromkeys(transports))
+    found = [
+        f"predicted are calls of {', '.join(named)} as torch.distributed makes them ({plan.cluster.constants.label})"
+    ]
+    if any(one != ran for one in named):
+        found.append(f"no figures of {ran}, which ran: linkwise measure -o FILE, then --calibration FILE predicts it")
+    convention = registry.get(plan.engine, plan.engine_version).convention_for(plan.model, plan.layout, plan.options)
+    reduces = [op for op in ops if op.kind == "all_reduce"]
+    kernels = {convention.all_reduce} if reduces else set()
+    kernels |= {convention.all_reduce_small} if any(op.algorithm in _KERNELS for op in reduces) else set()
+    own = ", ".join(sorted(kernels - {LIBRARY}))
+    if own:
+        found.append(
+            f"the plan's step counts all-reduces by {plan.engine}'s own kernels ({own}), which a rehearsal does not"
+            " run: its times are no check of those"
+        )
+    return tuple(found)
 
 
 def rehearse(
@@ -130,8 +174,10 @@ def rehearse(
     gathered = share(session, "rehearsal", mine)
     if gathered is None:
         return None
+    places = worst_spans(plan.layout, plan.cluster, plan.rank_grid)
+    transports = [transport_of(library, plan.cluster, places[op.group].tier) for op in ops]
     found = []
-    for at, (op, named) in enumerate(zip(ops, by_op, strict=True)):
+    for at, (op, named, transport) in enumerate(zip(ops, by_op, transports, strict=True)):
         parts = [each[at] for each in gathered if each[at]]
         passes = [max(part["seconds"][turn] for part in parts) for turn in range(PASSES)]
         best = min(passes)
@@ -139,8 +185,9 @@ def rehearse(
             OpTime(
                 role=op.role, kind=op.kind, group=op.group, stage=op.stage, ranks=op.size, groups=len(named),
                 calls=op.repeat, S_bytes=float(op.S_bytes), seen_bytes=max(part["bytes"] for part in parts),
-                as_planned=all(part["as_planned"] for part in parts), predicted_s=predict(plan, op, plan.cluster),
-                measured_s=best, spread_s=median(passes) - best,
+                as_planned=all(part["as_planned"] for part in parts), transport=transport,
+                predicted_s=predict(op, places[op.group], plan.cluster, transport), measured_s=best,
+                spread_s=median(passes) - best,
             )
         )  # fmt: skip
     return Rehearsal(
@@ -154,7 +201,7 @@ def rehearse(
         ops=tuple(found),
         predicted_s=sum(op.calls * op.predicted_s for op in found),
         measured_s=sum(op.calls * op.measured_s for op in found),
-        notes=notes,
+        notes=(*transport_notes(plan, ops, library, transports), *notes),
     )
 
 

@@ -80,7 +80,10 @@ IMPLEMENTATIONS: dict[str, tuple[Line, ...]] = {
 class Group(NamedTuple):
     """Where the ranks of a call lie: the slowest tier, ranks, (fewest) ranks of a node, nodes.
 
-    share: what they get of a device's usual bandwidth between nodes (rails that pass by an oversubscribed core).
+    share: what they get of a device's usual bandwidth at the tier (rails that pass by an oversubscribed core, links
+    that are not the usual ones, a link between sockets). exchange: the same for pairwise exchanges where it differs,
+    else 0. inner, inner_share: tier and share of the ranks of one node among themselves; None = what islands of the
+    usual size allow.
     """
 
     tier: Tier
@@ -88,10 +91,14 @@ class Group(NamedTuple):
     per_node: int
     nodes: int = 1
     share: float = 1.0
+    exchange: float = 0.0
+    inner: Tier | None = None
+    inner_share: float = 1.0
 
 
 class Way(NamedTuple):
-    """One way of a call with its figures: seconds = latency + bytes on the bus / bandwidth."""
+    """One way of a call with its figures: seconds = latency + bytes on the bus / bandwidth. share: what its protocol
+    reaches of its links' usable bandwidth; part of bandwidth."""
 
     algorithm: str
     protocol: str
@@ -99,6 +106,7 @@ class Way(NamedTuple):
     bandwidth_Bps: float
     extrapolated: bool
     source: str
+    share: float = 1.0
 
 
 class Estimate(NamedTuple):
@@ -249,9 +257,10 @@ def _flat(
     steps = hops(kind, group.ranks, algorithm if algorithm != "direct" else "")
     label = cluster.constants.label + (", extrapolated" if extrapolated else "")
     words = f"{implementation} over {group.tier.value}, {label}"
-    bandwidth = _bus_bandwidth(algorithm, kind, group, cluster, shares.get(f"{key}.{kind}", shares.get(key, 1.0)))
+    share = shares.get(f"{key}.{kind}", shares.get(key, 1.0))
+    bandwidth = _bus_bandwidth(algorithm, kind, group, cluster, share)
     source = f"{words}: {base:g} us + {steps} steps x {step:g} us"
-    return Way(algorithm, "", base + step * steps, bandwidth, extrapolated, source)
+    return Way(algorithm, "", base + step * steps, bandwidth, extrapolated, source, share)
 
 
 def link_of(cluster: Cluster, group: Group) -> str:
@@ -260,8 +269,21 @@ def link_of(cluster: Cluster, group: Group) -> str:
     return f"{kind}-multi" if group.tier is Tier.ISLAND and group.ranks > cluster.devices_per_node else kind
 
 
-def _inner_tier(cluster: Cluster, group: Group) -> Tier:
-    return Tier.ISLAND if cluster.island_size >= group.per_node > 1 else Tier.NODE
+def inner_tier(cluster: Cluster, group: Group) -> Tier:
+    """The tier the ranks of one node talk over."""
+    return group.inner or usual_inner_tier(cluster, group.per_node)
+
+
+def usual_inner_tier(cluster: Cluster, ranks: int) -> Tier:
+    """The tier of so many neighbours of one node."""
+    return Tier.ISLAND if cluster.island_size >= ranks > 1 else Tier.NODE
+
+
+def _inside(cluster: Cluster, group: Group) -> float:
+    """Bytes/s per direction one rank gets among those of its node."""
+    if group.per_node < 2 and group.inner is None:
+        return math.inf
+    return cluster.bandwidth(inner_tier(cluster, group), group.per_node) * group.inner_share
 
 
 def _way(line: Line, kind: str, group: Group, cluster: Cluster, implementation: str) -> Way | None:
@@ -277,7 +299,7 @@ def _way(line: Line, kind: str, group: Group, cluster: Cluster, implementation: 
     words = " ".join(word for word in (implementation, line.algorithm, line.protocol, "over", link) if word)
     known_here = measured(implementation, _class_of(constants, link), group.ranks)
     source = f"{words}, {constants.label}{'' if known_here else ', extrapolated'}: {latency.words}"
-    return Way(line.algorithm, line.protocol, latency.us, bandwidth, not known_here, source)
+    return Way(line.algorithm, line.protocol, latency.us, bandwidth, not known_here, source, share)
 
 
 class _Latency(NamedTuple):
@@ -287,7 +309,7 @@ class _Latency(NamedTuple):
 
 def _latency(line: Line, kind: str, group: Group, cluster: Cluster, link: str) -> _Latency | None:
     table, across = cluster.constants.latency_us, group.tier is Tier.CLUSTER
-    inner = cluster.port(_inner_tier(cluster, group))[0] if across and group.per_node > 1 else ""
+    inner = cluster.port(inner_tier(cluster, group))[0] if across and group.per_node > 1 else ""
     inside, net = _steps(line.algorithm, kind, group, cluster)
     # A switch that reduces is there or it is not: no figure of a relative stands for it.
     if line.algorithm == "nvls_tree":
@@ -357,8 +379,7 @@ def _bus_bandwidth(algorithm: str, kind: str, group: Group, cluster: Cluster, sh
             return port * share * _bus_factor(kind, n) / (n - 1)
         return port * share
     if algorithm in {"tree", "nvls_tree"}:
-        inner = _inner_tier(cluster, group)
-        inside = cluster.bandwidth(inner, m) if m > 1 else math.inf
+        inner, inside = inner_tier(cluster, group), _inside(cluster, group)
         chain = 2.0 / inside
         if algorithm == "nvls_tree":
             chain = (1 + 1 / m) / (inside * _share(cluster.constants, "nccl-nvls", cluster.port(inner)[0]))
@@ -379,17 +400,25 @@ def port_bandwidth(cluster: Cluster, group: Group, kind: str, *, crossing: bool 
     per NIC, so the ranks of a node pool their NICs. A pairwise exchange uses each rank's own NIC. crossing: count that
     only the part of an exchange that is bound for other nodes crosses it, the rest goes over the links inside.
     """
-    own = cluster.bandwidth(group.tier, group.ranks) * group.share
+    pairwise = kind == "all_to_all" and group.exchange
+    own = cluster.bandwidth(group.tier, group.ranks) * (group.exchange if pairwise else group.share)
     if group.tier is not Tier.CLUSTER:
         return own
     n, m = group.ranks, group.per_node
-    inside = cluster.bandwidth(_inner_tier(cluster, group), m) if m > 1 else math.inf
+    inside = _inside(cluster, group)
     if kind in RING or kind == "gather":
         return min(own * m, inside)
     if kind == "all_to_all" and crossing:
         near = (m - 1) / (n - 1)
-        return 1 / max((1 - near) / own, near / inside)
+        # Over PCIe what stays and what leaves go through the same slot.
+        slot = _slot_Bps(cluster) if m > 1 and inner_tier(cluster, group) is Tier.NODE else math.inf
+        return 1 / max((1 - near) / own, near / inside, 1 / slot)
     return own
+
+
+def _slot_Bps(cluster: Cluster) -> float:
+    device = cluster.accelerator
+    return device.pcie_Bps * cluster.constants.link_efficiency.get(device.host_link, 1.0)
 
 
 def on_nic(cluster: Cluster, kind: str) -> Cluster:

@@ -7,7 +7,8 @@ and by test: the sum over links of bytes equals the sum over flows of bytes x ho
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from linkwise.cluster.links import links, route
+from linkwise.cluster.links import links
+from linkwise.cluster.routes import Way, connection, ways
 from linkwise.cluster.types import Cluster, Link
 from linkwise.core.errors import InputError
 from linkwise.core.quantity import Num
@@ -27,19 +28,27 @@ class Flow(NamedTuple):
 
 
 class Roads:
-    """The routes of one cluster, each looked up once. link: every directed link by its ends."""
+    """The ways of one cluster, each looked up once. link: every directed link by its ends.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    single: as one connection of one process has it (a lab's socket): over a device's first NIC alone.
+    """
+
+    def __init__(self, cluster: Cluster, *, single: bool = False) -> None:
+        self.cluster, self.single = cluster, single
         self.link: dict[Ends, Link] = {(one.src, one.dst): one for one in links(cluster)}
         self._switch = {src: one for (src, dst), one in self.link.items() if dst.startswith("island")}
-        self._ways: dict[tuple[int, int], tuple[Link, ...]] = {}
+        self._ways: dict[tuple[int, int], tuple[Way, ...]] = {}
 
-    def way(self, src: int, dst: int) -> tuple[Link, ...]:
-        """The links from one device to another, or between a device and its island's switch."""
+    def ways(self, src: int, dst: int) -> tuple[Way, ...]:
+        """The ways from one device to another, or between a device and its island's switch, and the share of each."""
         found = self._ways.get((src, dst))
         if found is None:
-            found = self._to_switch(src, dst) if SWITCH in {src, dst} else route(self.cluster, src, dst)
+            if SWITCH in {src, dst}:
+                found = (Way(1.0, self._to_switch(src, dst)),)
+            elif self.single:
+                found = (Way(1.0, connection(self.cluster, src, dst)),)
+            else:
+                found = ways(self.cluster, src, dst)
             self._ways[src, dst] = found
         return found
 
@@ -63,8 +72,12 @@ def sends(kind: str, cluster: Cluster, devices: tuple[int, ...], call: Call, alg
 
 
 def flows(kind: str, roads: Roads, devices: tuple[int, ...], call: Call, algorithm: str = "") -> list[Flow]:
-    """The flows of one call, one for each send. Arguments and errors as for `sends`."""
-    return [Flow(*one, roads.way(one.src, one.dst)) for one in sends(kind, roads.cluster, devices, call, algorithm)]
+    """The flows of one call, one for each way of each send. Arguments and errors as for `sends`."""
+    return [
+        Flow(one.src, one.dst, one.bytes if way.share == 1 else one.bytes * way.share, way.links)
+        for one in sends(kind, roads.cluster, devices, call, algorithm)
+        for way in roads.ways(one.src, one.dst)
+    ]
 
 
 def link_bytes(found: Iterable[Flow]) -> dict[Ends, Num]:

@@ -6,7 +6,7 @@ in headers from the connector's facts and stated factors. Every figure can be as
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, total, value_of
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, times, total, value_of
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.batch import prefill_batch
@@ -84,8 +84,9 @@ def _link_seconds(case: Case, load: Load, prompt: Num, given: Given) -> tuple[Nu
     """(payload, wire, seconds) of one request on a link."""
     link = load.link
     retry = given("retries", 1 + case.options.retry_share, "", "1 + share of bytes sent again, stated")
-    sizes = [_piece_bytes(case, p, prompt, given) for p in load.pieces]
-    payload = named(f"payload on {link_name(link)}", total(sizes) * retry, "B")
+    sizes = [_piece_bytes(case, p, prompt, given) for p, _ in load.pieces]
+    shares = [share for _, share in load.pieces]
+    payload = named(f"payload on {link_name(link)}", total(map(times, shares, sizes)) * retry, "B")
     spec = given(f"{link.kind}_spec", link.spec_Bps, "B/s", f"{case.cluster.name}: {link_name(link)}, one direction")
     if case.textbook:
         return payload, payload, read_seconds(payload, spec)
@@ -93,7 +94,9 @@ def _link_seconds(case: Case, load: Load, prompt: Num, given: Given) -> tuple[Nu
     effective = spec * share
     if link.kind not in NETWORK:
         return payload, payload, read_seconds(payload, effective)
-    wired = total(_wire(case, p, s, given) for p, s in zip(load.pieces, sizes, strict=True))
+    wired = total(
+        times(share, _wire(case, p, size, given)) for (p, share), size in zip(load.pieces, sizes, strict=True)
+    )
     wire = named(f"wire on {link_name(link)}", wired * retry, "B", note="headers included")
     return payload, wire, maximum(read_seconds(payload, effective), read_seconds(wire, spec))
 
@@ -193,7 +196,8 @@ def _serial_seconds(case: Case, prompt: Num, given: Given) -> Num:
     """The busiest receiver when it takes its senders in turn: each at the slowest link of its own route."""
     by_receiver: dict[int, list[Num]] = {}
     for piece in case.pieces:
-        slowest = min(link.effective_Bps for link in case.routes[piece.sender, piece.receiver])
+        ways = case.routes[piece.sender, piece.receiver]
+        slowest = min(link.effective_Bps / way.share for way in ways for link in way.links)
         speed = given("route", slowest, "B/s", f"prefill rank {piece.sender} to decode rank {piece.receiver}")
         by_receiver.setdefault(piece.receiver, []).append(_piece_bytes(case, piece, prompt, given) / speed)
     busiest = max(by_receiver.values(), key=lambda terms: sum(value_of(t) for t in terms))
@@ -244,7 +248,7 @@ def _flow(case: Case, piece: Piece) -> Flow:
         sender=piece.sender, receiver=piece.receiver, state=piece.state.name, layers=piece.layers,
         heads=(piece.first, piece.end - 1), share=float(piece.share),
         bytes=int(_piece_bytes(case, piece, case.prompt, plain)), messages=_messages(case, piece),
-        route=tuple(link_name(link) for link in case.routes[piece.sender, piece.receiver]),
+        route=tuple(link_name(link) for link in case.routes[piece.sender, piece.receiver][0].links),
     )  # fmt: skip
 
 

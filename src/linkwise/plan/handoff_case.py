@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from linkwise.cluster.links import route
+from linkwise.cluster.routes import Way, ways
 from linkwise.cluster.types import Cluster, Link
 from linkwise.core.dtypes import canonical
 from linkwise.core.errors import InputError
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     block: int
     pieces: list[Piece]
     devices: Devices
-    routes: dict[tuple[int, int], tuple[Link, ...]]
+    routes: dict[tuple[int, int], tuple[Way, ...]]
     refused: Refusal | None
 
     @property
@@ -70,7 +70,7 @@ def case_of(
     return Case(
         model, cluster, engine, name, it, options, prompt, rate, prefill, decode, dtype, options.block_tokens or block,
         found, devices,
-        {(p.sender, p.receiver): route(
+        {(p.sender, p.receiver): ways(
             cluster, devices["prefill", p.sender], devices["decode", p.receiver], relay=it.relay)
          for p in found},
         refuses(name, it, model, prefill.tp, decode.tp),
@@ -102,14 +102,20 @@ def link_name(link: Link) -> str:
 
 
 class Load(NamedTuple):
+    """A link with the pieces that cross it, and the share of each that does: a device spreads it over its NICs."""
+
     link: Link
-    pieces: list[Piece]
+    pieces: list[tuple[Piece, float]]
 
 
 def loads_of(case: Case) -> list[Load]:
     """Every link the handoff uses with the pieces that cross it."""
     found: dict[str, Load] = {}
     for piece in case.pieces:
-        for link in case.routes[piece.sender, piece.receiver]:
-            found.setdefault(link_name(link), Load(link, [])).pieces.append(piece)
+        shares: dict[str, tuple[Link, float]] = {}
+        for way in case.routes[piece.sender, piece.receiver]:
+            for link in way.links:
+                shares[link_name(link)] = link, shares.get(link_name(link), (link, 0.0))[1] + way.share
+        for name, (link, share) in shares.items():
+            found.setdefault(name, Load(link, [])).pieces.append((piece, share if share < 1 - 1e-9 else 1))
     return list(found.values())

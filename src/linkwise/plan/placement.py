@@ -6,11 +6,13 @@ a lower bound (placing/bound.py). Clusters of up to eight devices are searched w
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import isqrt
 from statistics import median
 
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
+from linkwise.core.identity import ById, ByValue
 from linkwise.core.layout import Layout
 from linkwise.engine import registry
 from linkwise.engine.base import Convention
@@ -29,7 +31,10 @@ Rows = tuple[tuple[int, ...], ...]
 
 # Work of a search, in ranks whose groups are computed again: keeps 1,024 devices within a second.
 SEARCH_WORK = 20_000
-RANDOM_WORK = 8_192
+RANDOM_WORK = 4_096
+# On more devices than this, an order so near to the bound is not improved: times are not known to a thousandth.
+MANY = 256
+NEAR = 1e-3
 
 
 def naive_grid(layout: Layout, replicas: int) -> Rows:
@@ -63,19 +68,20 @@ def place(
         )
     shares = _shares(ops, weights)
     notes: list[str] = []
-    found = terms(layout, ops, shares)
+    found = terms(layout, {step: tuple(listed) for step, listed in ops.items()}, shares)
     if not cluster.nics_per_node and any(t.axis == KV for t in found):
         found = tuple(t for t in found if t.axis != KV)
         notes.append("the cluster names no NICs: the KV handoff does not count")
-    cost = Cost(cluster, found, convention or Convention(name="plain"), eager=eager, share=1 / count)
     naive = naive_grid(layout, count)
-    floor = bound(cost, layout, count)
-    rows, proof, looked = _search(cost, layout, naive, floor)
+    kind = convention or Convention(name="plain")
+    cost, floor, rows, proof, looked = _searched(ById(cluster), layout, count, found, ByValue(kind), eager)
     seconds, start = cost.score(rows).seconds, cost.score(naive).seconds
     if seconds >= start * (1 - 1e-9) and _rails(cost, rows) >= _rails(cost, naive):
         rows, seconds = naive, start
     typical, worst = _others(cost, layout, rows, naive) if compare else (None, None)
-    by_step, by_step_before = (cost.breakdown(r, lambda _, step: step) for r in (rows, naive))
+    after = cost.breakdown(rows)
+    before = after if rows == naive else cost.breakdown(naive)
+    by_step, by_step_before = _summed(after, 1), _summed(before, 1)
     return Placement(
         cluster=cluster.name,
         layout=layout,
@@ -91,7 +97,7 @@ def place(
         looked=looked,
         weights=shares,
         steps={step: (by_step_before.get(step, 0.0), by_step.get(step, 0.0)) for step, w in shares.items() if w},
-        axes=_axes(cost, rows, naive),
+        axes=_axes(cost, rows, naive, _summed(after, 0), _summed(before, 0)),
         hosts=_hosts(cluster, rows),
         nic_names=_nic_names(cluster, rows),
         notes=tuple(notes),
@@ -176,6 +182,17 @@ def _shares(ops: Mapping[str, Sequence[Op]], weights: Mapping[str, float]) -> di
     return {step: weights.get(step, 0.0) / total for step in ops}
 
 
+# A plan made from a model is placed twice: once to choose its order, once to say what that is worth.
+@lru_cache(maxsize=2)
+def _searched(
+    cluster: ById[Cluster], layout: Layout, count: int, found: tuple[Term, ...], kind: ByValue[Convention], eager: bool
+) -> tuple[Cost, float, Rows, str, int]:
+    """The cost of placements, the least any can cost, and the best one found, as `_search` has it."""
+    cost = Cost(cluster.value, found, kind.value, eager=eager, share=1 / count)
+    floor = bound(cost, layout, count)
+    return cost, floor, *_search(cost, layout, naive_grid(layout, count), floor)
+
+
 def _search(cost: Cost, layout: Layout, naive: Rows, floor: float) -> tuple[Rows, str, int]:
     """The best placement found, its proof, and how many were looked at."""
     best, score, looked = naive, cost.score(naive), 1
@@ -189,7 +206,7 @@ def _search(cost: Cost, layout: Layout, naive: Rows, floor: float) -> tuple[Rows
     if cost.cluster.size <= exhaustive.MOST_DEVICES:
         best, more = exhaustive.best(cost, layout.size, best, floor)
         return best, EXHAUSTIVE, looked + more
-    if score.seconds > floor * (1 + 1e-9):
+    if score.seconds > floor * (1 + (NEAR if cost.cluster.size > MANY else 1e-9)):
         tries = SEARCH_WORK // max(len(e) for t in cost.terms for e in t.edges)
         best, more = improve(cost, best, tries, goal=floor)
         looked += more
@@ -210,7 +227,7 @@ def _others(cost: Cost, layout: Layout, rows: Rows, naive: Rows) -> tuple[float,
     dice = random.Random(0)  # noqa: S311 - a sample, no secret
     devices = list(range(size))
     orders: list[Rows] = []
-    for _ in range(min(99, max(9, RANDOM_WORK // size)) | 1):
+    for _ in range(min(99, max(5, RANDOM_WORK // size)) | 1):
         dice.shuffle(devices)
         orders.append(
             tuple(tuple(devices[r * layout.size : (r + 1) * layout.size]) for r in range(len(naive)))
@@ -232,11 +249,17 @@ def _stride(size: int) -> int:
     return step
 
 
-def _axes(cost: Cost, rows: Rows, naive: Rows) -> tuple[AxisPlace, ...]:
-    def key(term: Term, _: str) -> str:
-        return term.axis
+def _summed(found: Mapping[tuple[str, str], float], by: int) -> dict[str, float]:
+    """Seconds by (axis, step), by one of the two."""
+    sums: dict[str, float] = {}
+    for key, seconds in found.items():
+        sums[key[by]] = sums.get(key[by], 0.0) + seconds
+    return sums
 
-    before, after = cost.breakdown(naive, key), cost.breakdown(rows, key)
+
+def _axes(
+    cost: Cost, rows: Rows, naive: Rows, after: Mapping[str, float], before: Mapping[str, float]
+) -> tuple[AxisPlace, ...]:
     return tuple(
         AxisPlace(
             axis=axis,

@@ -44,13 +44,18 @@ def flops_seconds(flops: Num, peak: Num) -> Num:
 class Span(NamedTuple):
     """Where the groups of an axis lie: the slowest tier they cross, and the fewest ranks of a group on one node.
 
-    nodes: nodes a group touches. share: what its ranks get of a device's usual bandwidth at the tier.
+    nodes: nodes a group touches. share: what its ranks get of a device's usual bandwidth at the tier; exchange: the
+    same for pairwise exchanges where it differs, else 0. inner, inner_share: of a group over nodes, tier and share of
+    its ranks on the node where they are slowest; None and 1 = as neighbours are.
     """
 
     tier: Tier
     per_node: int
     nodes: int = 1
     share: float = 1.0
+    exchange: float = 0.0
+    inner: Tier | None = None
+    inner_share: float = 1.0
 
 
 def group_span(members: tuple[int, ...], cluster: Cluster) -> Span:
@@ -71,29 +76,79 @@ def _usual_span(members: tuple[int, ...], cluster: Cluster) -> Span:
         usual = cluster.bandwidth(tier, len(members))
         return Span(tier, len(members), share=cluster.bandwidth(tier, len(members), members) / usual if usual else 1.0)
     if tier is not Tier.CLUSTER:
-        return Span(tier, len(members))
-    on: dict[int, int] = {}
+        ring, exchange = socket_shares(members, cluster) if tier is Tier.NODE else (1.0, 0.0)
+        return Span(tier, len(members), share=ring, exchange=exchange)
+    on: dict[int, list[int]] = {}
     for number in members:
-        node = cluster.node_of(number)
-        on[node] = on.get(node, 0) + 1
+        on.setdefault(cluster.node_of(number), []).append(number)
+    per_node = min(map(len, on.values()))
+    inner, inner_share = _inner(list(map(tuple, on.values())), per_node, cluster)
     oversubscribed = cluster.oversubscription > 1 and cluster.fabric == "rail"
     # What stays on its rails never meets the oversubscribed core.
     share = cluster.oversubscription if oversubscribed and on_rails(members, cluster) else 1.0
-    return Span(tier, min(on.values()), len(on), share)
+    return Span(tier, per_node, len(on), share, inner=inner, inner_share=inner_share)
+
+
+def _inner(parts: list[tuple[int, ...]], per_node: int, cluster: Cluster) -> tuple[Tier | None, float]:
+    """Tier and share of a group's ranks inside the node where they are slowest; (None, 1) where that is the usual."""
+    if (
+        cluster.detail is None
+        and cluster.island_size >= cluster.devices_per_node
+        and not cluster.accelerator.scaleup_mesh
+    ):
+        return None, 1.0
+    inside = [_usual_span(part, cluster) for part in parts if len(part) > 1]
+    if not inside:
+        return None, 1.0
+    tier = max((one.tier for one in inside), key=_SLOWER.__getitem__)
+    slowest = min(cluster.bandwidth(one.tier, one.per_node) * one.share for one in inside)
+    usual = cluster.bandwidth(tier, per_node)
+    share = slowest / usual if usual else 1.0
+    if tier is collective_time.usual_inner_tier(cluster, per_node) and share == 1:
+        return None, 1.0
+    return tier, share
+
+
+def socket_shares(members: tuple[int, ...], cluster: Cluster) -> tuple[float, float]:
+    """What the link between sockets leaves ranks of one node of their PCIe ports: (in a ring, in pairwise exchanges).
+
+    A ring crosses it once each way, an exchange for every pair that is apart. Other groups cross it at the same time:
+    a group has as much of it as of the devices of a socket. The second is 0 where it is the first.
+    """
+    on: dict[int, int] = {}
+    for number in members:
+        on[cluster.socket_of(number)] = on.get(cluster.socket_of(number), 0) + 1
+    detail = cluster.detail_of(cluster.node_of(members[0]))
+    if len(on) < 2 or detail is None:
+        return 1.0, 0.0
+    port = cluster.bandwidth(Tier.NODE)
+    link = detail.between_sockets_Bps * cluster.constants.link_efficiency.get("smp", 1.0)
+    link *= max(count / detail.sockets.count(socket) for socket, count in on.items())
+    counts = sorted(on.values())
+    pairs = (len(members) - 1) / (counts[-1] * counts[-2])
+    ring, exchange = min(1.0, link / port), min(1.0, link * pairs / port)
+    return ring, 0.0 if exchange == ring else exchange
 
 
 def on_rails(members: tuple[int, ...], cluster: Cluster) -> bool:
     """Whether every node's members sit on the same rails, so that traffic between nodes stays on them (with PXN)."""
     rails: dict[int, set[int]] = {}
+    own = cluster.detail is None and cluster.nics_per_node == cluster.devices_per_node  # NIC i is device i's
     for number in members:
-        rails.setdefault(cluster.node_of(number), set()).update(cluster.nics_of(number))
+        node, index = divmod(number, cluster.devices_per_node)
+        rails.setdefault(node, set()).update((index,) if own else cluster.nics_of(number))
     first, *rest = rails.values()
     return all(one == first for one in rest)
 
 
 def worse(a: Span, b: Span) -> Span:
     """The slower of two places."""
-    return max(a, b, key=lambda s: (_SLOWER[s.tier], -s.per_node, -s.share))
+    return max(a, b, key=_slowness)
+
+
+def _slowness(place: Span) -> tuple[float, ...]:
+    inner = _SLOWER[place.inner] if place.inner else 0
+    return _SLOWER[place.tier], -place.per_node, -place.share, inner, -place.inner_share, -place.exchange
 
 
 _SLOWER = {tier: at for at, tier in enumerate(Tier)}
@@ -137,20 +192,23 @@ def has_kernel(tier: Tier, ranks: int, cluster: Cluster) -> bool:
     return tier is Tier.ISLAND or (tier is Tier.NODE and ranks == 2 and cluster.accelerator.p2p)
 
 
-def _group(place: Span, ranks: int) -> Group:
-    return Group(place.tier, ranks, place.per_node, place.nodes, place.share)
+def group_of(place: Span, ranks: int) -> Group:
+    """A place as plan/collective_time.py takes it."""
+    return Group(
+        place.tier, ranks, place.per_node, place.nodes, place.share, place.exchange, place.inner, place.inner_share
+    )
 
 
 def port_bandwidth(cluster: Cluster, place: Span, kind: str, ranks: int) -> float:
     """Bytes/s per direction the busiest port gives one rank of a group (see collective_time.port_bandwidth)."""
-    return collective_time.port_bandwidth(cluster, _group(place, ranks), kind)
+    return collective_time.port_bandwidth(cluster, group_of(place, ranks), kind)
 
 
 def op_seconds(
     op: Op, place: Span, cluster: Cluster, convention: Convention, *, eager: bool, given: Given = plain
 ) -> Num:
     """Seconds of one call of an op, busiest rank: the fastest way its implementation has (plan/collective_time.py)."""
-    group = _group(place, op.size)
+    group = group_of(place, op.size)
     moved = wire(op.kind, op.S_bytes, op.size).sent
 
     def takes(implementation: str) -> Num:

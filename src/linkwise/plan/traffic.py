@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from linkwise.cluster.types import Link, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.layout import groups
@@ -20,12 +18,15 @@ from linkwise.core.quantity import value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Convention
 from linkwise.plan.algorithms import Call, algorithm_of, site
+from linkwise.plan.collective_time import floor_us
+from linkwise.plan.collectives import wire
 from linkwise.plan.explain import subject
 from linkwise.plan.ffn_ops import dedup_share, rank_share
 from linkwise.plan.figures import batches
 from linkwise.plan.flows import Ends, Flow, Roads, flows, link_bytes
+from linkwise.plan.op_way import Taken, library_of, taken
 from linkwise.plan.step import freeze, step_ops
-from linkwise.plan.time import group_span, op_seconds, place_of, spans, worse
+from linkwise.plan.time import US, Span, group_of, group_span, place_of, spans, worse
 from linkwise.plan.traffic_types import LinkLoad, OpTraffic, Part, TierTotal, Traffic
 from linkwise.plan.types import Op, Plan
 from linkwise.plan.writer import Place
@@ -35,12 +36,16 @@ _TIERS = (Tier.ISLAND, Tier.NODE, Tier.CLUSTER)
 
 
 class Placed(NamedTuple):
-    """An op where it runs: members as devices in group order, one tuple a group; the call every group makes."""
+    """An op where it runs: members as devices in group order, one tuple a group; the call every group makes.
+
+    algorithm: the one its price is for, unless another was asked for.
+    """
 
     op: Op
     groups: tuple[tuple[int, ...], ...]
     algorithm: str
     call: Call
+    price: Taken
 
 
 def traffic(
@@ -82,8 +87,10 @@ def traffic(
 def _notes(wanted: Mapping[str, str], loads: list["_Load"]) -> tuple[str, ...]:
     unused = [kind for kind in wanted if not any(load.op.kind == kind for load in loads)]
     notes = [f"no {kind} in this step: its algorithm changes nothing" for kind in unused]
-    if any(load.placed.algorithm != load.op.algorithm and load.op.kind in wanted for load in loads):
-        notes.append("algorithms are not the plan's own: bytes are theirs, latencies those of the plan's")
+    if any(load.op.kind in wanted for load in loads):
+        notes.append("algorithms as asked for: bytes and latencies are theirs, the plan's times are not")
+    bare = dict.fromkeys(load.placed.algorithm for load in loads if not load.placed.price.own)
+    notes += [f"{name} has no latency of its own here: that of the plan's algorithm stands" for name in bare]
     return tuple(notes)
 
 
@@ -164,7 +171,10 @@ def _place(
         callers = [ranks for ranks in callers if ranks[0] // layout.stage_size == op.stage]
     found = tuple(tuple(devices[r] for r in ranks) for devices in copies for ranks in callers)
     nodes = max((len(site(plan.cluster, members).domains) for members in found), default=1)
-    algorithm = op.algorithm
+    span = reduce(worse, (group_span(members, plan.cluster) for members in found), Span(Tier.DEVICE, 1))
+    asked = wanted.get(op.kind, "") if op.kind != "send_recv" else ""
+    price = taken(op, span, plan.cluster, convention, found, asked if asked != "node_limited" else "")
+    algorithm = price.way.algorithm
     if op.kind == "send_recv":
         algorithm = "direct" if op.group == "pp" else "ring"  # what is no hand-over is passed around
     elif op.kind == "all_to_all" and convention.moe_exchange == "all_to_all_node" and nodes > 1:
@@ -180,7 +190,7 @@ def _place(
         crossing, fan_out = dedup_share(plan.model.moe, nodes), rank_share(plan.model.moe, nodes, op.size)
     # An uneven exchange is uneven by destination; the way back comes from there.
     call = Call(op.S_bytes, sizes=op.sizes, back=op.role.endswith(".combine"), crossing=crossing, fan_out=fan_out)
-    return Placed(op, found, algorithm, call)
+    return Placed(op, found, algorithm, call, price)
 
 
 class _Load:
@@ -205,16 +215,26 @@ def _links(roads: Roads, loads: list[_Load]) -> tuple[LinkLoad, ...]:
             here = parts.setdefault(ends, {})
             key = load.op.role, load.op.group
             here[key] = here.get(key, 0.0) + float(count) * load.op.repeat
-    return tuple(_link(roads.link[ends], parts[ends]) for ends in roads.link if any(parts.get(ends, {}).values()))
+    busy = [ends for ends in roads.link if any(parts.get(ends, {}).values())]
+    # A PCIe slot that nothing leaves but for NICs is a part of the way to them.
+    hosts = {end for ends in busy if any(".host" in end for end in ends) for end in ends}
+    return tuple(
+        _link(roads.link[ends], parts[ends], Tier.CLUSTER if _slots(ends) - hosts else tier_of(roads.link[ends]))
+        for ends in busy
+    )
 
 
-def _link(link: Link, parts: dict[tuple[str, str], float]) -> LinkLoad:
+def _slots(ends: Ends) -> set[str]:
+    return {end for end in ends if ".slot" in end}
+
+
+def _link(link: Link, parts: dict[tuple[str, str], float], tier: Tier) -> LinkLoad:
     count = sum(parts.values())
     return LinkLoad(
         src=link.src,
         dst=link.dst,
         kind=link.kind,
-        tier=tier_of(link).value,
+        tier=tier.value,
         spec_Bps=link.spec_Bps,
         effective_Bps=link.effective_Bps,
         bytes=count,
@@ -243,7 +263,9 @@ def _tiers(links: tuple[LinkLoad, ...]) -> tuple[TierTotal, ...]:
             continue
         sent: dict[str, float] = {}
         for link in mine:
-            if is_device(link.src):
+            # What leaves a device over its slot counts where it goes on to.
+            slot = ".slot" in link.src
+            if (slot and not is_device(link.dst)) or (is_device(link.src) and ".slot" not in link.dst):
                 sent[link.src] = sent.get(link.src, 0.0) + link.bytes
         result.append(
             TierTotal(
@@ -288,20 +310,32 @@ def _times(plan: Plan, roads: Roads, loads: list[_Load]) -> tuple[OpTraffic, ...
         op, algorithm = load.op, load.placed.algorithm
         shared = concurrent[op.role, op.kind, op.group]
         ends, transfer = _longest(roads, {e: shared[e] for e in load.together})
-        # The planner's own latency of this op over the tier its groups cross, with no bytes to move.
-        silent = replace(op, wire_sent_bytes=0, sizes=())
-        span = reduce(worse, (group_span(members, plan.cluster) for members in load.placed.groups))
-        latency = float(value_of(op_seconds(silent, span, plan.cluster, convention, eager=eager)))
+        alone = max((_longest(roads, one)[1] for one in load.by_group), default=0.0)
+        slow = _slow(load, alone)
+        latency = load.placed.price.latency_s * plan.cluster.constants.collective_factor
+        if eager:
+            span = reduce(worse, (group_span(members, plan.cluster) for members in load.placed.groups))
+            group, library = group_of(span, op.size), library_of(op, convention)
+            latency = max(latency, floor_us(plan.cluster, library, op.kind, group) * US)
         result.append(
             OpTraffic(
                 role=op.role, kind=op.kind, group=op.group, stage=op.stage, algorithm=algorithm,
                 groups=len(load.placed.groups), size=op.size, calls=op.repeat, S_bytes=float(op.S_bytes),
-                latency_s=latency, transfer_s=transfer,
-                alone_s=max((_longest(roads, one)[1] for one in load.by_group), default=0.0),
-                step_s=op.repeat * (latency + transfer), link=">".join(ends),
+                latency_s=latency, transfer_s=transfer * slow,
+                alone_s=alone * slow, step_s=op.repeat * (latency + transfer * slow), link=">".join(ends),
             )
         )  # fmt: skip
     return tuple(result)
+
+
+def _slow(load: _Load, alone: float) -> float:
+    """How many times as long as its links are busy a call's bytes take: by the share its protocol reaches. The price of
+    a tree has a whole chain in every node, also where its trees take turns at which member ends the chain."""
+    price = load.placed.price
+    if price.own and price.way.algorithm in {"tree", "nvls_tree"} and alone:
+        moved = float(value_of(wire(load.op.kind, load.op.S_bytes, load.op.size).sent))
+        return max(1 / price.share, moved / price.way.bandwidth_Bps / alone)
+    return 1 / price.share
 
 
 def _longest(roads: Roads, carried: Mapping[Ends, float]) -> tuple[Ends | tuple[()], float]:

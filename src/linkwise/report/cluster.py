@@ -1,12 +1,13 @@
 """What a topology file became: the cluster, its matrix, its notes; and what hurts in it."""
 
+import sys
 from collections.abc import Sequence
 
 from linkwise.cluster.detail import NodeDetail
 from linkwise.cluster.lint import Finding
 from linkwise.cluster.topology import Machine, pair
 from linkwise.cluster.types import Cluster
-from linkwise.report.text import cluster_line, remarks
+from linkwise.report.text import cluster_line, remarks, width_of
 
 _MOST = 16  # devices of a matrix: more do not fit a screen
 
@@ -37,16 +38,31 @@ def _matrix(found: Cluster, detail: NodeDetail) -> list[str]:
     rows = []
     for at, row in enumerate(detail.paths):
         words = ["X" if to == at else word for to, word in enumerate(row.split())]
-        near = ", ".join(detail.nic_names[nic] for nic in detail.nics_of(at))
+        near = _near([detail.nic_names[nic] for nic in detail.nics_of(at)])
         numa = detail.numa[at] if detail.numa else -1
-        rows.append([f"gpu{at}", *words, str(numa) if numa >= 0 else "-", near or "-"])
+        rows.append([f"gpu{at}", *words, str(numa) if numa >= 0 else "-", near])
     return _columns([heads, *rows])
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in aligned columns. Plain text: rich alone would take a third of this command's time."""
+def _near(names: Sequence[str]) -> str:
+    """NICs of a device in a word or two: mlx5_0, mlx5_1 / mlx5_0, ... (8)"""
+    words = ", ".join(names) or "-"
+    return words if len(words) <= 24 else f"{names[0]}, ... ({len(names)})"
+
+
+def _columns(rows: Sequence[Sequence[str]], room: int | None = None) -> list[str]:
+    """Rows in aligned columns; those that do not fit go into blocks of their own below, each with the first column.
+
+    Plain text: rich alone would take a third of this command's time. room: None = the width of standard output.
+    """
+    room = width_of(sys.stdout) if room is None else room
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    blocks: list[list[int]] = [[0]]
+    for at in range(1, len(widths)):
+        if len(blocks[-1]) > 1 and sum(widths[x] + 2 for x in blocks[-1]) + widths[at] > room:
+            blocks.append([0])
+        blocks[-1].append(at)
+    return ["  ".join(row[at].ljust(widths[at]) for at in block).rstrip() for block in blocks for row in rows]
 
 
 def machine(found: Machine) -> list[str]:

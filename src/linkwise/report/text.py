@@ -56,9 +56,14 @@ def _wrap(line: str, width: int) -> str:
     )  # fmt: skip
 
 
+def width_of(stream: TextIO) -> int:
+    """Columns of a terminal; of anything else, those people read."""
+    return max(60, shutil.get_terminal_size((LINE_WIDTH, 24)).columns) if stream.isatty() else LINE_WIDTH
+
+
 def render(block: "Iterable[str | Table]", stream: TextIO) -> str:
     """Text of lines and tables for a stream: colour only on a terminal that wants it, nothing cut off elsewhere."""
-    width = max(60, shutil.get_terminal_size((LINE_WIDTH, 24)).columns) if stream.isatty() else LINE_WIDTH
+    width = width_of(stream)
     parts: list[str] = []
     for item in block:
         if isinstance(item, str):

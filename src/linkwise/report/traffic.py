@@ -1,32 +1,36 @@
 """The screens of `traffic`: ranks and links in one picture, the busiest links, bytes by tier, the time of every op."""
 
+import sys
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from linkwise.core.units import GB, show_bytes, show_count, show_time
 from linkwise.plan.traffic_types import LinkLoad, OpTraffic, Traffic
 from linkwise.report.drawing import KINDS, Box, Drawing, Port, Seat, drawing
-from linkwise.report.text import cluster_line, table
+from linkwise.report.text import LINE_WIDTH, cluster_line, table, width_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 WHOLE = 16  # devices that are all drawn; beyond, nodes that carry the same share a box, and so many boxes are drawn
 BOXES = 3
-_BAR = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _FEW = 8
 
 
-def screen(found: Traffic, *, every_link: bool = False) -> "list[str | Table]":
+def screen(found: Traffic, *, every_link: bool = False, width: int | None = None) -> "list[str | Table]":
     """The picture, then the tables. every_link: all links that carry bytes, not only the busiest."""
-    return [*summary(found), *_tables(found, every_link), *(f"note: {text}" for text in found.notes)]
+    return [*summary(found, width), *_tables(found, every_link), *(f"note: {text}" for text in found.notes)]
 
 
-def summary(found: Traffic) -> list[str]:
-    """What runs where, the busiest link, and ranks and links in one picture."""
-    return [f"{found.model}, {_copies(found)}, {cluster_line(found.cluster)}", *_busiest(found), *diagram(found)]
+def summary(found: Traffic, width: int | None = None) -> list[str]:
+    """What runs where, the busiest link, and ranks and links in one picture.
+
+    width: columns there are; None = those of standard output.
+    """
+    room = width_of(sys.stdout) if width is None else width
+    return [f"{found.model}, {_copies(found)}, {cluster_line(found.cluster)}", *_busiest(found), *diagram(found, room)]
 
 
 def _copies(found: Traffic) -> str:
@@ -41,7 +45,7 @@ def _busiest(found: Traffic) -> list[str]:
     link = found.load(found.busiest_by_time)
     alike = sum(abs(x.busy_s - link.busy_s) <= 1e-9 * link.busy_s for x in found.links) - 1
     words = f"{link.name} is busy {show_time(link.busy_s)} of the {found.step} step, {show_bytes(link.bytes)} over it"
-    lines = [f"busiest    {words}" + (f"; {show_count(alike)} others as long" if alike else "")]
+    lines = [f"busiest    {words}" + _others(alike)]
     if found.busiest_by_bytes != found.busiest_by_time:
         other = found.load(found.busiest_by_bytes)
         lines.append(
@@ -51,8 +55,15 @@ def _busiest(found: Traffic) -> list[str]:
     return lines
 
 
-def diagram(found: Traffic) -> list[str]:
-    """Nodes as boxes, a line a device: its rank, then each link with bytes out and in and a bar of how busy it is."""
+def _others(alike: int) -> str:
+    return f"; {show_count(alike)} other{'s' if alike > 1 else ''} as long" if alike else ""
+
+
+def diagram(found: Traffic, width: int = LINE_WIDTH) -> list[str]:
+    """Nodes as boxes, a line a device: its rank, then each link with bytes out and in and a bar of how busy it is.
+
+    Where that is wider than `width`, marks and bars get shorter, then each link of a device has a line of its own.
+    """
     if not found.links:
         return []
     drawn = drawing(found)
@@ -61,10 +72,9 @@ def diagram(found: Traffic) -> list[str]:
         "",
         f"bytes of one {found.step} step: → out of the device, ← into it; bar: time busy, full = {show_time(busy)}",
     ]
-    widths = _widths(drawn)
     nodes = alike(drawn, whole=found.cluster.devices_per_node * len(drawn.boxes) <= WHOLE)
-    for boxes in nodes[:BOXES]:
-        lines += _box(boxes, drawn, widths)
+    pictures = [[line for boxes in nodes[:BOXES] for line in _box(boxes, drawn, style)] for style in _STYLES]
+    lines += next((one for one in pictures if max(map(len, one)) <= width), pictures[-1])
     lines += [_summary(boxes) for boxes in nodes[BOXES : BOXES + _FEW]]
     if len(nodes) > BOXES + _FEW:
         lines.append(f"... {sum(map(len, nodes[BOXES + _FEW :]))} more nodes (--all lists every link)")
@@ -83,13 +93,29 @@ def alike(drawn: Drawing, *, whole: bool) -> list[list[Box]]:
     return sorted(found.values(), key=lambda boxes: not any(drawn.by_time in p.ends for b in boxes for p in b.ports))
 
 
-def _widths(drawn: Drawing) -> dict[str, int]:
+class _Style(NamedTuple):
+    """How wide a picture is. bar: of a full bar. long: marks in full words, ranks in a wide column. stacked: a line a
+    link, not a line a device."""
+
+    bar: int = 10
+    long: bool = True
+    stacked: bool = False
+
+
+_STYLES = (
+    _Style(), _Style(long=False), _Style(bar=5, long=False), _Style(long=False, stacked=True),
+    _Style(bar=5, long=False, stacked=True), _Style(bar=2, long=False, stacked=True),
+)  # fmt: skip
+
+
+def _widths(seats: Iterable[Seat], style: _Style) -> dict[str, int]:
     """Width of the label of each column that some device has."""
     widths: dict[str, int] = {}
-    for box in drawn.boxes:
-        for seat in box.seats:
-            for column, port in _columns(seat.ports):
-                widths[column] = max(widths.get(column, 0), len(port.label))
+    for seat in seats:
+        for column, port in _columns(seat.ports):
+            widths[column] = max(widths.get(column, 0), len(port.label))
+    if style.stacked:
+        return dict.fromkeys(widths, max(widths.values(), default=0))
     return {column: widths[column] for column in sorted(widths)}
 
 
@@ -113,10 +139,13 @@ def _called(same: list[Box]) -> str:
     return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {spans(numbers)} alike"
 
 
-def _box(same: list[Box], drawn: Drawing, widths: dict[str, int]) -> list[str]:
+def _box(same: list[Box], drawn: Drawing, style: _Style) -> list[str]:
     box = same[0]
-    seats = [(_seat(seat, widths), _mark(seat.ports, drawn)) for seat in box.seats if seat.rank or seat.ports]
-    lines = seats + [("", "")] * bool(box.nics) + [(f"{'':<18}{_cell(p, 12)}", _mark((p,), drawn)) for p in box.nics]
+    widths = _widths((seat for one in drawn.boxes for seat in one.seats), style)
+    lines = [line for seat in box.seats if seat.rank or seat.ports for line in _seat(seat, widths, drawn, style)]
+    lines += [("", "")] * bool(box.nics)
+    margin, label = " " * len(_who("", "", style)), max([12, *(len(p.label) for p in box.nics)])
+    lines += [(f"{margin}{_cell(p, label, style.bar)}", _mark((p,), drawn, style)) for p in box.nics]
     title = f" node {box.node} " + (f"({_called(same)}) " if len(same) > 1 else "")
     free = sum(1 for seat in box.seats if not seat.rank and not seat.ports)
     if free:
@@ -126,41 +155,55 @@ def _box(same: list[Box], drawn: Drawing, widths: dict[str, int]) -> list[str]:
     return [top, *(f"│ {text:<{width}} │{mark}" for text, mark in lines), "└" + "─" * (width + 2) + "┘"]
 
 
-def _seat(seat: Seat, widths: dict[str, int]) -> str:
+def _who(rank: str, device: str, style: _Style) -> str:
+    return f"{rank:<10} {device:<5}  " if style.long else f"{rank:<8} {device:<4} "
+
+
+def _seat(seat: Seat, widths: dict[str, int], drawn: Drawing, style: _Style) -> list[tuple[str, str]]:
+    """Lines of a device, each with its mark."""
     cells = dict(_columns(seat.ports))
-    shown = [_cell(cells[c], width) if c in cells else " " * (width + _CELL) for c, width in widths.items()]
-    return f"{seat.rank or 'free':<10} {f'd{seat.device}':<5}  {'   '.join(shown)}".rstrip()
+    who = _who(seat.rank or "free", f"d{seat.device}", style)
+    if not style.stacked:
+        blank = len(_cell(Port("", "", 0, 0, 0, frozenset()), 0, style.bar))
+        shown = [_cell(cells[c], w, style.bar) if c in cells else " " * (w + blank) for c, w in widths.items()]
+        return [((who + ("   " if style.long else "  ").join(shown)).rstrip(), _mark(seat.ports, drawn, style))]
+    ports = [(column, cells[column]) for column in sorted(cells)]
+    if not ports:
+        return [(who.rstrip(), "")]
+    return [
+        ((" " * len(who) if at else who) + _cell(port, widths[column], style.bar), _mark((port,), drawn, style))
+        for at, (column, port) in enumerate(ports)
+    ]
 
 
-_CELL = len("  →  12.3 MB  ←  12.3 MB  ") + _BAR
-
-
-def _cell(port: Port, width: int) -> str:
+def _cell(port: Port, width: int, length: int = 10) -> str:
     amounts = f"→ {show_bytes(port.out_bytes):>8}  ← {show_bytes(port.in_bytes):>8}"
-    return f"{port.label:<{width}}  {amounts}  {bar(port.share)}"
+    return f"{port.label:<{width}}  {amounts}  {bar(port.share, length)}"
 
 
-def bar(share: float) -> str:
+def bar(share: float, length: int = 10) -> str:
     """A share of the full bar; anything above nothing shows."""
-    eighths = max(round(share * _BAR * 8), 1 if share > 0 else 0)
+    eighths = max(round(share * length * 8), 1 if share > 0 else 0)
     full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(length)
 
 
-def _mark(ports: tuple[Port, ...], drawn: Drawing) -> str:
+def _mark(ports: tuple[Port, ...], drawn: Drawing, style: _Style) -> str:
     words = [
         word
         for word, name in (("busiest", drawn.by_time), ("most bytes", drawn.by_bytes))
         if any(name in p.ends for p in ports)
     ]
-    return f" ◀ {', '.join(words)}" if words else ""
+    if not words:
+        return ""
+    return f" ◀ {', '.join(words) if style.long else words[0]}"
 
 
 def _core(drawn: Drawing) -> list[str]:
     lines = ["between switches"]
     shown = sorted(drawn.core, key=lambda p: -p.share)[: 2 * _FEW]
     keep = [p for p in drawn.core if p in shown]
-    lines += [f"  {_cell(p, 12)}{_mark((p,), drawn)}".rstrip() for p in keep]
+    lines += [f"  {_cell(p, 12)}{_mark((p,), drawn, _STYLES[0])}".rstrip() for p in keep]
     hidden = len(drawn.core) - len(keep)
     return lines + ([f"  ... {hidden} more, none busier"] if hidden else [])
 

@@ -20,6 +20,7 @@ from linkwise.plan.types import Plan
 from linkwise.runtime.arch import read_arch
 from linkwise.runtime.check import planned_memory, run_as
 from linkwise.runtime.control import UnitSpec
+from linkwise.runtime.pools import check_pools
 from linkwise.runtime.scheduler import Limits
 
 KV_TOKENS = 16_384  # where neither a plan nor the user says
@@ -111,6 +112,7 @@ def settle(
         weights=str(folder), layout=chosen, prefill=prefill, dtype=dtype, timeout_s=timeout_s, backend=backend,
         **(taken | more),
     )  # fmt: skip
+    check_pools(spec)
     if spec.ranks > MAX_LOCAL:
         raise InputError(f"{spec.ranks} ranks", where="layout", expected=f"at most {MAX_LOCAL} on this machine")
     wanted = kv_tokens or (plan.ledger.kv_tokens if plan is not None else None) or KV_TOKENS

@@ -19,7 +19,8 @@ from linkwise.dist.groups import check_timeout
 from linkwise.dist.launch import LOCALHOST
 from linkwise.runtime.arch import read_arch
 from linkwise.runtime.control import RankFacts, UnitSpec
-from linkwise.runtime.group import Group, Observed, Over
+from linkwise.runtime.ends import Over
+from linkwise.runtime.group import Group, Observed
 from linkwise.runtime.health import Arrival
 from linkwise.runtime.local import COMMAND, Launched, Processes
 from linkwise.runtime.pools import pools_of
@@ -203,7 +204,7 @@ class LocalUnit:
             fault = self._run(watch, reader)
             with self._lock:
                 self._writer = None
-        # The ranks are ended; now, and not before, jobs may be tried elsewhere.
+        # The ranks are killed, or idle; now, and not before, jobs may be tried elsewhere.
         with self._lock:
             self._state = "failed" if fault else "stopped"
             sinks, self._sinks = self._sinks, {}
@@ -211,10 +212,13 @@ class LocalUnit:
         for id, sink in sinks.items():
             self._tell(sink, Failed(id, fault or _STOPPED))
         group, self._group = self._group, None
+        self._load = Load(0, 0, self._load.kv_tokens, 0, *self._load[4:])
+        if fault is not None:
+            watch("failed", fault)  # before the wait: the system takes its time to free what killed ranks held
         if group is not None:
-            self._load = Load(0, 0, self._load.kv_tokens, 0, *self._load[4:])
             group.bury(kindly=fault is None)
-        watch(self._state, fault)
+        if fault is None:
+            watch("stopped", None)
 
     def _run(self, watch: Watch, reader: socket.socket) -> Fault | None:
         """From start to end; ranks are ended, or have been asked to, when it returns."""

@@ -5,26 +5,19 @@ clock. It ends in order, or with the one fault that explains what was seen.
 """
 
 import contextlib
-import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.dist.observer import Seen
 from linkwise.runtime.control import (
-    MAX_FRAME,
     Beat,
     Began,
     Begin,
-    Broken,
-    Channel,
     Ended,
     FromRank,
-    Hello,
     Move,
     Moved,
     Ping,
@@ -37,24 +30,20 @@ from linkwise.runtime.control import (
     Trouble,
     UnitSpec,
     frame,
-    new_token,
-    same_token,
 )
+from linkwise.runtime.ends import Ends, Over, overdue
 from linkwise.runtime.health import Arrivals, View, judge
 from linkwise.runtime.local import Launched
+from linkwise.runtime.peers import Peers
 from linkwise.runtime.pools import Open, Pool
 from linkwise.runtime.scheduler import Request
 from linkwise.runtime.steps import Step
-from linkwise.supervise.types import Event, Fault, Finished, Job
+from linkwise.supervise.types import Event, Finished, Job
 
 TICK_S = 0.05  # between two looks at the clock
 PING_S = 1.0  # between two questions to idle ranks
-HALTED_S = 0.4  # stopped by the system for longer is no debugger's glance
-SETTLE_S = 0.05  # from the first sign of an end to its verdict, so that ranks that ended together are named together
-BLAME_S = 1.0  # the same when so far only ranks have complained that others are gone
 LATE_S = 1.0  # the driver itself was held up: silence proves nothing then
 GRACE_S = 3.0  # for ranks that were asked to end
-MAX_STRANGERS = 64
 MAX_OBSERVED = 100_000
 WARM_UP = "\0warm-up"
 
@@ -66,14 +55,6 @@ class Observed(NamedTuple):
     move: Move | None
     first: int
     seen: dict[int, tuple[Seen, ...]]
-
-
-class Over(Exception):
-    """The group's life ends with a fault. error: the same for a command line, when a rank said what is wrong."""
-
-    def __init__(self, fault: Fault, error: LinkwiseError | None = None) -> None:
-        super().__init__(fault.message)
-        self.fault, self.error = fault, error
 
 
 @dataclass
@@ -101,17 +82,8 @@ class Group:
         self.arrivals = Arrivals([stage for pool in pools for stage in pool.stages])
         now = time.monotonic()
         self.views = [View(rank, now, now) for rank in range(spec.ranks)]
-        self._channels: dict[int, Channel] = {}
-        self._strangers: list[Channel] = []
-        self._selector = selectors.DefaultSelector()
-        self._host, self._token, self._store_port = host, new_token(), 0
-        self._listener = socket.create_server((host, 0), backlog=max(64, spec.ranks))
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, "listener")
-        self._troubles: dict[int, Trouble] = {}
-        self._gone: dict[int, str] = {}
-        self._sign = 0.0  # when the first sign of an end was seen
-        self._halted: dict[int, float] = {}
+        self._peers = Peers(host, spec.ranks, self._hear, self._lost, self._begin)
+        self._ends = Ends(self.views, launched, spec.timeout_s)
         self._moving: dict[int, _Moving] = {}
         self._queued: dict[int, int] = {}  # for a handover since, by request
         self.ready = False  # a first token has come through all ranks
@@ -123,112 +95,41 @@ class Group:
         """All ranks have their part of the model."""
         return len(self.facts) == self.spec.ranks
 
-    @property
-    def address(self) -> tuple[str, int, str]:
-        """Host, port and token for ranks that somebody else starts."""
-        return self._host, self._listener.getsockname()[1], self._token
-
     def wake_by(self, source: socket.socket) -> None:
         """Another socket that ends a turn when it can be read."""
-        self._selector.register(source, selectors.EVENT_READ, "wake")
+        self._peers.wake_by(source)
 
     def start(self) -> None:
-        self.launched.start(*self.address)
+        self.launched.start(*self._peers.address)
 
     def turn(self) -> None:
         """Look at everything once; waits a moment when there is nothing. Raises Over."""
         self._feed()
-        for key, ready in self._selector.select(TICK_S):
-            if key.data == "listener":
-                self._accept()
-            elif isinstance(key.data, Channel):
-                self._serve(key.data, ready)
+        self._peers.poll(TICK_S)
         now = time.monotonic()
-        if now - self._looked >= TICK_S or self._sign:
+        if now - self._looked >= TICK_S or self._ends.sign:
             self._look(now)
 
     def close(self, *, kindly: bool) -> None:
         """Let the ranks end. kindly: in order, if they do not take long; else at once."""
         if kindly:
-            with contextlib.suppress(Broken, Over):
-                for rank in self._channels:
-                    self._send(rank, frame(Quit()))
+            with contextlib.suppress(Over):
+                self._all(Quit())
         else:
             self.launched.kill()
 
     def bury(self, *, kindly: bool) -> None:
         """Returns when no rank is left."""
         self.launched.reap(GRACE_S if kindly else 0.0)
-        for channel in (*self._channels.values(), *self._strangers):
-            channel.close()
-        self._listener.close()
-        self._selector.close()
+        self._peers.close()
 
-    # Sockets
+    def _begin(self) -> None:
+        self._all(Begin(self.spec, self._peers.host, self._peers.store_port))
 
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            connection, _ = self._listener.accept()
-            channel = Channel(connection)
-            self._strangers.append(channel)
-            self._selector.register(connection, selectors.EVENT_READ, channel)
-            if len(self._strangers) > MAX_STRANGERS:
-                self._forget(self._strangers[0])
-
-    def _forget(self, channel: Channel) -> None:
-        self._selector.unregister(channel.socket)
-        if channel in self._strangers:
-            self._strangers.remove(channel)
-        channel.close()
-
-    def _serve(self, channel: Channel, ready: int) -> None:
-        rank = next((r for r, c in self._channels.items() if c is channel), None)
-        try:
-            if ready & selectors.EVENT_WRITE:
-                channel.flush()
-                self._interest(channel)
-            if ready & selectors.EVENT_READ:
-                for message in channel.receive():
-                    if rank is None:
-                        rank = self._greet(channel, message)
-                    else:
-                        self._hear(rank, message)
-        except Broken as error:
-            self._forget(channel)
-            if rank is not None:
-                self._channels.pop(rank, None)
-                self._lost(rank, str(error))
-
-    def _interest(self, channel: Channel) -> None:
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.want else 0)
-        self._selector.modify(channel.socket, wanted, channel)
-
-    def _send(self, rank: int, data: bytes) -> None:
-        channel = self._channels.get(rank)
-        if channel is None:
-            return  # it is gone, which is being looked into
-        try:
-            channel.send(data)
-            if channel.want:
-                self._interest(channel)
-        except Broken as error:
-            self._lost(rank, str(error))
-
-    def _greet(self, channel: Channel, message: FromRank) -> int:
-        """A peer's first message: a rank of ours, or Broken."""
-        if not isinstance(message, Hello) or not same_token(message.token, self._token):
-            raise Broken("it does not know the token")
-        if not 0 <= message.rank < self.spec.ranks or message.rank in self._channels:
-            raise Broken(f"there is no rank {message.rank} to be")
-        self._strangers.remove(channel)
-        channel.frames.limit = MAX_FRAME
-        self._channels[message.rank] = channel
-        self._store_port = message.port or self._store_port
-        self._hear(message.rank, message)
-        if len(self._channels) == self.spec.ranks:
-            for rank in self._channels:
-                self._send(rank, frame(Begin(self.spec, self._host, self._store_port)))
-        return message.rank
+    def _all(self, message: ToRank) -> None:
+        data = frame(message)
+        for rank in range(self.spec.ranks):
+            self._peers.send(rank, data)
 
     # Messages
 
@@ -257,8 +158,7 @@ class Group:
             if self.loaded:
                 self._warm_up()
         elif isinstance(message, Trouble):
-            self._troubles.setdefault(rank, message)
-            self._sign = self._sign or now
+            self._ends.trouble(rank, message, now)
 
     def _warm_up(self) -> None:
         """A first token through every rank: what a library does at its first call is no rank's fault later."""
@@ -300,8 +200,7 @@ class Group:
                 return
 
     def _lost(self, rank: int, why: str) -> None:
-        self._gone.setdefault(rank, why)
-        self._sign = self._sign or time.monotonic()
+        self._ends.lost(rank, why, time.monotonic())
 
     # Work
 
@@ -310,10 +209,10 @@ class Group:
         data, now = frame(message), time.monotonic()
         for rank in ranks:
             self.views[rank].give(now)
-            self._send(rank, data)
+            self._peers.send(rank, data)
 
     def _feed(self) -> None:
-        if not self.loaded or self._sign:
+        if not self.loaded or self._ends.sign:
             return
         for pool in self.pools:
             while (step := pool.scheduler.schedule()) is not None:
@@ -367,14 +266,15 @@ class Group:
         if late > LATE_S:
             for view in self.views:
                 view.heard, view.changed = view.heard + late, view.changed + late
-            self._halted.clear()
-        self._judge_ends(now)
-        self._judge_halted(now)
+            self._ends.forget_halts()
+        self._ends.look(now, ready=self.ready)
         if not self.ready:
             if now - self._began > self.spec.start_s:
-                raise Over(self._overdue(now))
+                missing = tuple(rank for rank in range(self.spec.ranks) if rank not in self.facts)
+                spec = self.spec
+                raise Over(overdue(self.views, missing, now, start_s=spec.start_s, timeout_s=spec.timeout_s))
             return
-        if self._sign:
+        if self._ends.sign:
             return
         fault = judge(self.views, now, self.spec.timeout_s)
         if fault:
@@ -384,74 +284,7 @@ class Group:
             self._pings += 1
             self.give(range(self.spec.ranks), Ping(self._pings))
 
-    def _overdue(self, now: float) -> Fault:
-        """Not ready in time: who has not loaded its part, or holds up the first token."""
-        missing = tuple(rank for rank in range(self.spec.ranks) if rank not in self.facts)
-        held = None if missing else judge(self.views, now, self.spec.timeout_s)
-        ranks = missing or (held.ranks if held else ())
-        who = f": rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:16]))}" if ranks else ""
-        return Fault(ranks, "start", f"not ready within {self.spec.start_s:g} s{who}", now - self._began)
-
-    def _judge_halted(self, now: float) -> None:
-        halted = self.launched.halted()
-        self._halted = {rank: self._halted.get(rank, now) for rank in halted}
-        longest = max((now - since for since in self._halted.values()), default=0.0)
-        if longest > HALTED_S:
-            after = now - min(self.views[rank].heard for rank in halted)
-            raise Over(Fault(tuple(halted), "stopped", f"{_ranks(halted)} stopped by a signal", after))
-
-    def _judge_ends(self, now: float) -> None:
-        for rank, _ in self.launched.ended().items():
-            if rank not in self._gone:
-                self._lost(rank, "its process has ended")
-        if not self._sign or now - self._sign < SETTLE_S:
-            return
-        own = {rank: said for rank, said in self._troubles.items() if said.own}
-        if own:
-            raise self._said(*next(iter(own.items())))
-        dead = tuple(sorted(rank for rank in self._gone if rank not in self._troubles))
-        if dead:
-            after = now - max(self.views[rank].heard for rank in dead)
-            raise Over(Fault(dead, "dead" if self.ready else "start", self._obituary(dead), after))
-        if now - self._sign < min(BLAME_S, self.spec.timeout_s / 4):
-            return
-        fault = judge(self.views, now, self.spec.timeout_s)
-        rank, said = next(iter(self._troubles.items()))
-        words = f"calls of rank {rank} failed, and nothing says whose fault it is: {said.message}"
-        raise Over(fault or Fault((), "error", words, now - self._sign))
-
-    def _said(self, rank: int, said: Trouble) -> Over:
-        """A rank's own account of its error."""
-        kind: type[LinkwiseError] = InputError if said.code == InputError.exit_code else LinkwiseError
-        where = f"rank {rank}" + (f": {said.where}" if said.where else "")
-        error = kind(said.message, where=where, expected=said.expected)
-        error.exit_code = said.code
-        return Over(Fault((rank,), "error" if self.ready else "start", str(error)), error)
-
-    def _obituary(self, ranks: tuple[int, ...]) -> str:
-        codes = self.launched.ended()
-        parts = []
-        for rank in ranks:
-            code = codes.get(rank)
-            how = "closed its socket" if code is None else f"ended with code {code}"
-            if code is not None and code < 0:
-                how = f"was ended by {_signal(-code)}"
-            last = self.launched.last_words(rank) if code is not None and code >= 0 else ""
-            parts.append(f"rank {rank} {how}" + (f" ({last})" if last else ""))
-        return "; ".join(parts)
-
     @property
     def idle(self) -> bool:
         """No work is under way."""
         return all(view.given == view.done for view in self.views)
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

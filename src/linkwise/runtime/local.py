@@ -15,7 +15,7 @@ import msgspec
 
 from linkwise.runtime.worker import Invitation
 
-COMMAND = (sys.executable, "-m", "linkwise.runtime.built")
+COMMAND = (sys.executable, "-m", "linkwise.runtime.rank")
 _SAID = 4000  # last bytes of what a rank wrote on standard error
 
 

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from linkwise.runtime.linear import linear
 from linkwise.runtime.split.tensor import Weights
 
 
@@ -22,8 +23,8 @@ class Mlp:
         self.adds = weights.places["tp"] == 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gated = gate(F.linear(x, self.gate_up, self.gate_up_bias))
-        return F.linear(gated, self.down, self.down_bias if self.adds else None)
+        gated = gate(linear(x, self.gate_up, self.gate_up_bias))
+        return linear(gated, self.down, self.down_bias if self.adds else None)
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from linkwise.core.errors import InternalError
 from linkwise.runtime.arch import Arch, Experts
+from linkwise.runtime.linear import linear
 from linkwise.runtime.mlp import gate
 from linkwise.runtime.shapes import expert_names, moe_module
 from linkwise.runtime.split.tensor import Weights
@@ -79,7 +80,7 @@ class LocalExperts:
         for local, number in enumerate(counts):
             if number:
                 part = rows[at : at + number]
-                torch.mm(gate(F.linear(part, self.gate_up[local])), self.down[local].T, out=out[at : at + number])
+                out[at : at + number] = linear(gate(linear(part, self.gate_up[local])), self.down[local])
                 self.load[self.first + local] += number
                 at += number
         return out

@@ -35,15 +35,29 @@ class Pool:
         return [tuple(range(first, first + size)) for first in range(self.first, self.ranks.stop, size)]
 
 
-def pools_of(spec: UnitSpec, make: Callable[[Layout, bool], Scheduler]) -> list[Pool]:
-    """The unit's groups: one, or the prefill group and then the decode group."""
+def check_pools(spec: UnitSpec) -> None:
+    """Raises InputError for two groups that could not hand over."""
     if spec.prefill is None:
-        return [Pool(spec.layout, 0, make(spec.layout, False))]
+        return
     for layout in (spec.prefill, spec.layout):
         if layout.cp * layout.dcp * layout.dp_attn > 1:
             raise InputError(
                 f"pools with {layout}", where="layout", expected="tp and pp alone in groups that hand over"
             )
+    if spec.layers:
+        # Which rank has which layers is cut evenly where the handover is ordered.
+        raise InputError(
+            f"stages of {', '.join(map(str, spec.layers[:16]))} layers in groups that hand over",
+            where="layers",
+            expected="none given: pools have stages of even length",
+        )
+
+
+def pools_of(spec: UnitSpec, make: Callable[[Layout, bool], Scheduler]) -> list[Pool]:
+    """The unit's groups: one, or the prefill group and then the decode group. Raises InputError."""
+    check_pools(spec)
+    if spec.prefill is None:
+        return [Pool(spec.layout, 0, make(spec.layout, False))]
     return [
         Pool(spec.prefill, 0, make(spec.prefill, True)),
         Pool(spec.layout, spec.prefill.size, make(spec.layout, False)),

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from functools import partial
 
 from linkwise.supervise.fleet import Fleet
-from linkwise.supervise.health import RECENT_S, Health, Round
+from linkwise.supervise.health import RECENT_S, Health, Round, described
 from linkwise.supervise.mailbox import Mailbox
 from linkwise.supervise.rules import Rules
 from linkwise.supervise.types import Fault
+
+WHY_S = 0.1  # from a probe that failed to the unit's own word about it
 
 
 class Checks:
@@ -25,7 +27,17 @@ class Checks:
         self._mailbox.after(bound_s, lambda: found.over(bound_s))
 
     def _answered(self, found: Round, name: str, good: bool) -> None:
-        self._mailbox.post(lambda: found.came(name, good))
+        if good:
+            self._mailbox.post(lambda: found.came(name, True))
+        else:  # a unit that cannot is about to say why
+            self._mailbox.after(WHY_S, lambda: self._cannot(found, name))
+
+    def _cannot(self, found: Round, name: str) -> None:
+        life = self._fleet.lives[name]
+        if life.phase == "ready" or life.fault is None:
+            found.came(name, False)
+        else:
+            found.came(name, False, life.phase, described(life.fault))
 
     def watch(self) -> None:
         """A unit with work that has said nothing for long, and cannot answer a probe, is lost."""

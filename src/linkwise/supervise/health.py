@@ -52,13 +52,14 @@ class Round:
         """Units whose probe has not answered."""
         return frozenset(self._open)
 
-    def came(self, unit: str, good: bool) -> None:
-        """A probe's answer."""
+    def came(self, unit: str, good: bool, state: str = "", reason: str = "") -> None:
+        """A probe's answer. state, reason: what is known by now of a unit that cannot."""
         if unit not in self._open:
             return
         self._open.discard(unit)
-        reason = "" if good else "the probe produced no token"
-        self._units[unit] = self._units[unit]._replace(token=good, reason=reason)
+        before = self._units[unit]
+        why = "" if good else reason or "the probe produced no token"
+        self._units[unit] = before._replace(state=state or before.state, token=good, reason=why)
         self._settle()
 
     def over(self, bound_s: float) -> None:

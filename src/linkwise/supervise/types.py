@@ -87,7 +87,8 @@ class Unit(Protocol):
     """One failure domain: a replica, or a prefill group with its decode group. It lives and dies as a whole.
 
     Calls do not block and may come from any thread; `start` and `stop` return at once too, and `watch` is told of every
-    change. `sink` gets a job's events in order, exactly one of Finished and Failed last, from the unit's own thread.
+    change: of a fault as soon as the ranks are killed, though the last process may be gone only when `stop` returns.
+    `sink` gets a job's events in order, exactly one of Finished and Failed last, from the unit's own thread.
     """
 
     name: str

@@ -271,3 +271,28 @@ def test_mutated_files_give_a_value_or_one_error(data: st.DataObject) -> None:
         assert "fuzz" in str(error)
     else:
         assert len({part.id for part in machine.parts}) == len(machine.parts)
+
+
+def test_an_entity_of_an_external_dtd_is_refused_in_an_attribute_too() -> None:
+    head = '<!DOCTYPE system SYSTEM "nowhere.dtd">\n<!-- &fine; here -->'
+    body = system(cpu(0, gpu("0000:11:00.0", 0))).partition("-->")[2]
+    assert len(read(head + body).gpus) == 1
+    with pytest.raises(InputError, match="line 4: an entity that nothing declares, &x"):
+        read(head + body.replace('affinity="0000ffff"', 'affinity="&x;"'))
+    assert len(read(head + body.replace('dev="0"', 'dev="&#48;" name="&amp;&lt;"')).gpus) == 1
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ('link_width="16"', 'link_width="-16"', "link_width='-16'"),
+        ("32.0 GT/s", "-32.0 GT/s", "link_speed='-32.0 GT/s PCIe'"),
+        ('count="1"', 'count="-3"', "count='-3'"),
+    ],
+)
+def test_negative_numbers_are_refused(was: str, now: str, says: str) -> None:
+    link = '<nvlink target="0000:00:99.0" count="1" tclass="0x030200"/>'  # it leads nowhere, and is judged all the same
+    whole = system(cpu(0, gpu("0000:11:00.0", 0, link)))
+    assert was in whole
+    with pytest.raises(InputError, match=re.escape(says)):
+        read(whole.replace(was, now, 1))

@@ -235,3 +235,24 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     for wrong in (["--scale", "1e9"], ["--placement", "0,7"], ["--timeout", "never"], ["--placement", "x"]):
         assert main(["lab", str(path), *wrong, "--", "true"]) == 2
     assert main(["lab", str(path)]) == 2
+
+
+@pytest.mark.parametrize("generation", [1, 2], ids=["unshare", "process 1"])
+def test_a_keeper_that_is_killed_is_said_in_one_line(tmp_path: Path, generation: int) -> None:
+    """What keeps the lab is killed while a rank waits: exit code 1, the signal, and no other tool's words."""
+    ready = tmp_path / "ready"
+    code = f"import time; open({str(ready)!r}, 'a').close(); time.sleep(100)"
+    owner = subprocess.Popen(
+        [sys.executable, "-m", "linkwise", "lab", "2x1xh100-sxm", "--", sys.executable, "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with owner:
+        while not ready.exists() and owner.poll() is None:
+            time.sleep(0.02)
+        pid = owner.pid
+        for _ in range(generation):
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        out, err = owner.communicate(timeout=60)
+    assert (owner.returncode, out) == (1, "")
+    assert err == "linkwise: error: lab: its keeper was ended by SIGKILL; nothing of the lab is left\n"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.cluster.strategies import clusters
 from tests.plan import handmade
 
-from linkwise.cluster.links import route
+from linkwise.cluster.routes import connection
 from linkwise.core.errors import InputError
 from linkwise.measure.lab.netns import steps
 from linkwise.measure.lab.topology import Wiring, wiring
@@ -87,7 +87,7 @@ def test_too_many_ranks_are_refused() -> None:
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(clusters(), st.data())
 def test_packets_take_the_planner_s_way(cluster, data) -> None:
-    """Following the stations' routes from any rank to any other crosses exactly the links of `route`."""
+    """Following the stations' routes from any rank to any other crosses exactly the links of `connection`."""
     size = min(6, cluster.size)
     assume(size >= 2)
     chosen = tuple(data.draw(st.lists(st.integers(0, cluster.size - 1), min_size=2, max_size=size, unique=True)))
@@ -114,7 +114,7 @@ def test_packets_take_the_planner_s_way(cluster, data) -> None:
                 first.append(leads[here.name, hop.interface])
                 here = at[hop.via or hop.to]
                 stops.append(here.name)
-            way = route(cluster, source.device, target.device)
+            way = connection(cluster, source.device, target.device)
             vertices = [way[0].src, *(link.dst for link in way)]
             assert stops == [v for v in vertices if v[0] == "d"]
             assert first == [way[0].dst, *(vertices[vertices.index(relay) + 1] for relay in stops[1:-1])]

@@ -230,6 +230,10 @@ class _Walk:
         if "link_speed" not in element.attributes and "link_width" not in element.attributes:
             self.unstated.append(bus)
             return None
+        for name in ("link_speed", "link_width"):
+            if element.get(name).strip().startswith("-"):
+                text = element.get(name)
+                raise self.refuse(element, f"<{element.tag}> {name}={text[:40]!r}", "a number, 0 where none is known")
         spec, model, remarks = rates.pcie(element.get("link_speed"), element.get("link_width"))
         self.notes.extend(f"line {element.line}: {bus}: {remark}" for remark in remarks)
         return spec, model
@@ -318,9 +322,9 @@ class _Walk:
             for record in device.element.children:
                 if record.tag not in ("nvlink", "xgmi"):
                     continue
+                count = self.whole(record, "count", 1, 1, MAX_LINKS)
                 target = self.target(device, record, gpus, switches)
                 if target:
-                    count = self.whole(record, "count", 1, 1, MAX_LINKS)
                     records[device.id, target] = records.get((device.id, target), 0) + count
         by_id = {device.id: device for device in gpus.values()}
         for (a, b), count in records.items():

@@ -14,6 +14,10 @@ MAX_XML_BYTES = 8 * 2**20
 MAX_DEPTH = 64
 MAX_ELEMENTS = 200_000
 _PROLOG = re.compile(r"\s+|<\?.*?\?>|<!--.*?-->|<!DOCTYPE[^\[>]*>", re.DOTALL)
+# Entities beside those of XML itself, outside of what is no text.
+_ENTITY = re.compile(
+    r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|&(?!(?:amp|lt|gt|quot|apos|#\w+);)[^;\s]{0,40};?", re.DOTALL
+)
 _ROOT = re.compile(r"<([A-Za-z_][\w.-]*)")
 
 
@@ -67,7 +71,21 @@ def parse(text: str, *, where: str) -> Element:
         raise builder.broken(error) from None
     except UnicodeEncodeError:
         raise InputError("holds characters that are no text", where=where, expected="XML in UTF-8") from None
+    if builder.external:
+        _no_entities(text, where)
     return builder.root
+
+
+def _no_entities(text: str, where: str) -> None:
+    """Refuse entities that an external document type may declare: expat reads one in an attribute as nothing."""
+    for match in _ENTITY.finditer(text):
+        if match[0].startswith("&"):
+            line = text.count("\n", 0, match.start()) + 1
+            raise InputError(
+                f"line {line}: an entity that nothing declares, {match[0]}",
+                where=where,
+                expected="no DTD and no entities",
+            )
 
 
 class _Builder:
@@ -77,6 +95,7 @@ class _Builder:
         self.parser, self.where = parser, where
         self.open: list[Element] = []
         self.elements = 0
+        self.external = False
         self.root = Element("", {}, 0)
 
     def refuse(self, what: str, expected: str) -> InputError:
@@ -90,6 +109,7 @@ class _Builder:
         return InputError(f"line {error.lineno}: {reason}", where=self.where, expected="whole, well-formed XML")
 
     def doctype(self, name: str, system: str | None, public: str | None, internal: bool) -> None:
+        self.external = bool(system or public)
         if internal:
             raise self.refuse("a document type with declarations of its own", "no DTD and no entities")
 

@@ -61,12 +61,12 @@ def predicted_bytes(cluster: Cluster, wiring: Wiring, exercise: Exercise, *, fra
     second one; else the bytes processes exchange. Segments that carry data the other way need no empty one: up to
     0.4 % less than predicted where two ranks exchange.
     """
-    roads, found = Roads(cluster), _flows(cluster, wiring, exercise)
+    roads, found = Roads(cluster, single=True), _flows(cluster, wiring, exercise)
     carried = {f"{a}>{b}": float(value_of(size)) for (a, b), size in link_bytes(found).items()}
     if framing:
         carried = {link: size * FRAMING for link, size in carried.items()}
         for flow in found:
-            for link in roads.way(flow.dst, flow.src):
+            for link in roads.ways(flow.dst, flow.src)[0].links:
                 name = f"{link.src}>{link.dst}"
                 carried[name] = carried.get(name, 0.0) + float(value_of(flow.bytes)) * ACKS
     return carried
@@ -91,7 +91,7 @@ def _flows(cluster: Cluster, wiring: Wiring, exercise: Exercise) -> list[Flow]:
     if name is None:
         raise InputError(f"{exercise.kind!r}", where="exercise", expected=", ".join(gloo.NAMES))
     placed = [station.device for station in wiring.ranks]
-    roads = Roads(cluster)
+    roads = Roads(cluster, single=True)
     found = [
         flow
         for ranks in exercise.groups

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from linkwise.measure.lab import counters
-from linkwise.measure.lab.job import Job, Outcome, RankEnd
+from linkwise.measure.lab.job import BEGUN, Job, Outcome, RankEnd
 from linkwise.measure.lab.netns import BuildError, build
 from linkwise.measure.lab.topology import Station
 
@@ -33,6 +33,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     threading.Thread(target=_leash, daemon=True).start()
+    os.write(job.answer, BEGUN)
+    if job.errors >= 0:
+        # Until here, what namespaces could not be made for; run.py reads it.
+        os.dup2(job.errors, 2)
     try:
         outcome = _run(job)
     except BuildError as error:

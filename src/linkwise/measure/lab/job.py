@@ -3,14 +3,21 @@
 from linkwise.core.schema import Frozen
 from linkwise.measure.lab.topology import Wiring
 
+BEGUN = b"\n"  # what the keeper answers first, once it has been told: JSON may begin with it
+
 
 class Job(Frozen, frozen=True, kw_only=True):
-    """What the keeper is told, in one line of JSON. answer: the file descriptor its Outcome goes to."""
+    """What the keeper is told, in one line of JSON.
+
+    answer: the file descriptor its Outcome goes to, after BEGUN. errors: the one that is its standard error from then
+    on; -1 = as it is.
+    """
 
     wiring: Wiring
     command: tuple[str, ...]
     timeout_s: float
     answer: int
+    errors: int = -1
 
 
 class RankEnd(Frozen, frozen=True, kw_only=True):

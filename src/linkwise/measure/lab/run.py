@@ -8,17 +8,19 @@ the pipe to it, or killed), the kernel ends all its processes and removes all it
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from linkwise.core.errors import InputError
+from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.schema import Frozen
 from linkwise.measure.lab.counters import LinkCount
-from linkwise.measure.lab.job import Job, Outcome, RankEnd
+from linkwise.measure.lab.job import BEGUN, Job, Outcome, RankEnd
 from linkwise.measure.lab.topology import Wiring
 
 LAB_SCHEMA = "linkwise.lab/1"
@@ -26,10 +28,17 @@ _TOOLS = {"unshare": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "ip
 # Exit codes of unshare and shells for a program that they could not become.
 _NOT_RUN = {126: "may not be run", 127: "is not found"}
 MOST_S = 86_400.0
+MOST_SAID = 65_536
 
 
 class LabUnavailable(InputError):
     """This machine cannot build a lab; the message says what is missing."""
+
+
+class LabEnded(LinkwiseError):
+    """Something ended the lab while it ran; nothing of it is left (exit code 1)."""
+
+    exit_code = 1
 
 
 class LabResult(Frozen, frozen=True, kw_only=True):
@@ -103,19 +112,24 @@ def run_lab(
     if lack := missing():
         raise LabUnavailable(f"missing here: {lack}", where="lab", expected="Linux, namespaces, iproute2")
     answer, reply = os.pipe()
+    # What unshare has to say; the ranks' lines go where they are asked to. Closed once it is read.
+    said = tempfile.TemporaryFile()  # noqa: SIM115
+    errors = _descriptor(stderr)
     try:
         keeper = subprocess.Popen(  # noqa: S603 - an argument list of our own
             (*_unshare(), sys.executable, "-P", "-m", "linkwise.measure.lab.inside"),
-            stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=(reply,),
+            stdin=subprocess.PIPE, stdout=stdout, stderr=said, pass_fds=(reply, errors),
             # Ctrl-C reaches this process alone; the keeper learns of it by its leash, and lets the ranks end well.
             start_new_session=True, env=os.environ | {"PATH": _path()},
         )  # fmt: skip
     except OSError as error:
         os.close(answer)
+        said.close()
         raise LabUnavailable(f"namespaces: {error}", where="lab") from None
     finally:
         os.close(reply)
-    job = Job(wiring=wiring, command=command, timeout_s=timeout_s, answer=reply)
+        os.close(errors)
+    job = Job(wiring=wiring, command=command, timeout_s=timeout_s, answer=reply, errors=errors)
     with os.fdopen(answer, "rb") as source:
         try:
             assert keeper.stdin is not None  # noqa: S101 - asked for above
@@ -126,14 +140,11 @@ def run_lab(
             text = b""
         finally:
             _let_go(keeper)
-    if not text and keeper.returncode in _NOT_RUN:
-        raise LabUnavailable(
-            f"the interpreter {sys.executable} {_NOT_RUN[keeper.returncode]} in the lab's namespaces",
-            where="lab",
-            expected="a Python, and folders to it, that this user may read and execute",
-        )
-    if not text:
-        raise InputError(f"its keeper ended early, exit code {keeper.returncode}", where="lab", expected="an answer")
+    with said:
+        said.seek(0)
+        words = said.read(MOST_SAID).decode(errors="replace")
+    if not text.strip():
+        raise _ended(keeper.returncode, text == BEGUN, words)
     outcome = msgspec.json.decode(text, type=Outcome)
     if outcome.error:
         raise LabUnavailable(f"cannot be built: {outcome.error}", where="lab")
@@ -144,6 +155,33 @@ def run_lab(
         for count in (outcome.counts[f"{src}>{dst}"],)
     )
     return LabResult(scale=wiring.scale, ranks=outcome.ranks, links=links, seconds=outcome.seconds)
+
+
+def _ended(code: int, begun: bool, words: str) -> LinkwiseError:
+    """Why there is no answer. code: of unshare. begun: the keeper had been told what to do. words: of unshare, or the
+    interpreter's before that."""
+    if not begun and code in _NOT_RUN:
+        return LabUnavailable(
+            f"the interpreter {sys.executable} {_NOT_RUN[code]} in the lab's namespaces",
+            where="lab",
+            expected="a Python, and folders to it, that this user may read and execute",
+        )
+    # Process 1 of a namespace can be ended from outside by SIGKILL alone; some unshare then end with 1 and a complaint.
+    killed = -code if code < 0 else signal.SIGKILL if begun and code == 1 else 0
+    if killed:
+        name = signal.Signals(killed).name if killed in set(signal.Signals) else f"signal {killed}"
+        return LabEnded(f"its keeper was ended by {name}; nothing of the lab is left", where="lab")
+    last = " ".join(words.split())[-200:]
+    return LabUnavailable(f"its keeper ended early, exit code {code}" + (f": {last}" if last else ""), where="lab")
+
+
+def _descriptor(stderr: IO[str] | IO[bytes] | int | None) -> int:
+    """A file descriptor of our own for what `subprocess.Popen` takes as stderr."""
+    if stderr is None:
+        return os.dup(2)
+    if stderr == subprocess.DEVNULL:
+        return os.open(os.devnull, os.O_WRONLY)
+    return os.dup(stderr if isinstance(stderr, int) else stderr.fileno())
 
 
 def _let_go(keeper: "subprocess.Popen[bytes]") -> None:

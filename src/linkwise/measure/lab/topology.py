@@ -2,13 +2,15 @@
 
 Each device that takes part is a station: a network namespace with an interface for every link it has, and one address.
 Every other vertex (`island0`, `n0.host`, `n0.nic1`, `rail1`, `leaf0`, `core`) is a bridge. A station's routes send what
-is for a destination over the first link of `cluster.links.route`, so bytes travel where the planner says they do: a
-directed link of the planner and one direction of a cable are the same thing, by name. A device that relays forwards.
+is for a destination over the first link of `cluster.routes.connection`, so bytes travel where the planner says they do:
+a directed link of the planner and one direction of a cable are the same thing, by name. A device that relays forwards;
+it is its own PCIe slot, and uses its first NIC.
 
 Only what lies on a route between the chosen devices is built.
 """
 
-from linkwise.cluster.links import device, route
+from linkwise.cluster.links import device
+from linkwise.cluster.routes import connection
 from linkwise.cluster.types import Cluster, Link
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
@@ -86,7 +88,7 @@ def wiring(cluster: Cluster, placement: tuple[int, ...] | None = None, scale: fl
         raise InputError(
             f"{len(chosen)} ranks", where="lab", expected=f"at most {MAX_STATIONS}", hint="Choose some with --placement"
         )
-    ways = {(a, b): route(cluster, a, b) for a in chosen for b in chosen if a != b}
+    ways = {(a, b): connection(cluster, a, b) for a in chosen for b in chosen if a != b}
     wires = _wires(ways)
     slowest = min(link.effective_Bps for pair in wires.values() for link in pair)
     scale = SLOWEST_BPS / slowest if scale is None else scale
@@ -148,7 +150,7 @@ def _station(
     for target in chosen:
         if target == number:
             continue
-        way = ways.get((number, target)) or route(cluster, number, target)
+        way = ways.get((number, target)) or connection(cluster, number, target)
         stops = [int(link.dst[1:]) for link in way if _is_device(link.dst)]
         interface = _interface(own, way[0].dst, "")
         if interface in interfaces:  # a relay serves only targets on its own rail

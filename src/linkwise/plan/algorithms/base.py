@@ -9,7 +9,8 @@ from itertools import combinations
 from math import gcd
 from typing import NamedTuple
 
-from linkwise.cluster.links import device, route
+from linkwise.cluster.links import device
+from linkwise.cluster.routes import route
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.quantity import Num
@@ -86,12 +87,22 @@ def site(cluster: Cluster, devices: tuple[int, ...]) -> Site:
     domains: dict[int, list[int]] = {}
     for place in places:
         domains.setdefault(place.island if by_island else place.node, []).append(place.id)
-    # A stable sort: bridged pairs stand side by side, else members stay in group order.
-    ordered = tuple(tuple(sorted(members, key=cluster.island_of)) for members in domains.values())
+    ordered = tuple(_side_by_side(cluster, members) for members in domains.values())
     near = len(devices) > 1 and cluster.tier(devices) is Tier.ISLAND
     mesh = near and all(len(route(cluster, a, b)) == 1 for a, b in combinations(devices, 2))
     switched = near and not mesh and route(cluster, *devices[:2])[0].dst.startswith("island")
     return Site(cluster, devices, ordered, _heads(cluster, ordered), switched, mesh)
+
+
+def _side_by_side(cluster: Cluster, members: list[int]) -> tuple[int, ...]:
+    """Members of one island together, and islands of one socket: a ring then crosses from socket to socket once.
+
+    The sort is stable: what is alike stays in group order.
+    """
+    home: dict[int, int] = {}
+    for number in members:
+        home.setdefault(cluster.island_of(number), cluster.socket_of(number))
+    return tuple(sorted(members, key=lambda d: (home[cluster.island_of(d)], cluster.island_of(d))))
 
 
 def _heads(cluster: Cluster, domains: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:

@@ -147,7 +147,17 @@ def _options(cost: Cost, number: int, tier: Tier, space: Room, per_node: int) ->
     fewest = max(2, -(-size // per_node))  # nodes, when all but one are as full as they can be
     for ranks in range(1, max(1, min(per_node, size // 2)) + 1):
         for nodes in {fewest, max(fewest, size // ranks)}:
-            yield cost.at(number, Span(tier, ranks, nodes, share))
+            for inner, part in _inners(cluster, ranks, space):
+                yield cost.at(number, Span(tier, ranks, nodes, share, inner=inner, inner_share=part))
+
+
+def _inners(cluster: Cluster, ranks: int, space: Room) -> Iterator[tuple[Tier | None, float]]:
+    """What the ranks of one node may talk over: as neighbours; where islands are irregular, the best there is too."""
+    yield None, 1.0
+    if ranks > 1 and cluster.detail is not None:
+        yield Tier.NODE, 1.0
+        if ranks <= cluster.island_size:
+            yield Tier.ISLAND, max(1.0, space.best.get(ranks, 1.0))
 
 
 def _fits(chosen: frozenset[str], sizes: tuple[int, ...], layout: Layout) -> int:

@@ -6,7 +6,7 @@ Each group's seconds are those of plan/time.py at the place of *that* group. Han
 by pair, so a pipeline that leaves its node once pays for one crossing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -159,16 +159,18 @@ class Cost:
         placed = (tuple(row[r] for r in ranks) for ranks in self.terms[number].edges)
         return max(placed, key=lambda members: self.edge(number, members)[0])
 
-    def breakdown(self, rows: Rows, key: Callable[[Term, str], str]) -> dict[str, float]:
-        """The seconds of a placement by what `key(term, step)` says."""
-        found: dict[str, float] = {}
+    def breakdown(self, rows: Rows) -> dict[tuple[str, str], float]:
+        """The seconds of a placement by axis and step."""
+        found: dict[tuple[str, str], float] = {}
+        steps: dict[tuple[int, Span], dict[str, float]] = {}
         for row in rows:
             for number, term in enumerate(self.terms):
                 members = self.slowest(number, row)
                 where = self._nic_span(members) if term.axis == KV else self.place(members)[0]
-                for step, seconds in self.by_step(number, where).items():
-                    name = key(term, step)
-                    found[name] = found.get(name, 0.0) + seconds * self.share
+                if (number, where) not in steps:
+                    steps[number, where] = self.by_step(number, where)
+                for step, seconds in steps[number, where].items():
+                    found[term.axis, step] = found.get((term.axis, step), 0.0) + seconds * self.share
         return found
 
 

@@ -1,7 +1,7 @@
 """Placements by construction: ranks that talk most share the smallest unit that holds them.
 
-For each level of the cluster (islands, nodes) a candidate says how many ranks of each axis lie together inside one
-unit. The rank grid is then cut from outside in, and every part takes the smallest unit with room for it.
+For each level of the cluster (islands or sockets, nodes) a candidate says how many ranks of each axis lie together
+inside one unit. The rank grid is then cut from outside in, and every part takes the smallest unit with room for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +32,22 @@ def candidates(layout: Layout, cluster: Cluster, replicas: int) -> Iterator[tupl
 
 
 def _unit(cluster: Cluster, number: int) -> tuple[int, int]:
-    """The units a device is in, large to small."""
+    """The units a device is in, large to small; where no device has scale-up links, the small one is a socket."""
     node, island = cluster.node_of(number), cluster.island_of(number)
+    if cluster.island_size == 1:
+        return node, cluster.socket_of(number)
     return (island, node) if cluster.island_size > cluster.devices_per_node else (node, island)
+
+
+def _small(cluster: Cluster) -> int:
+    """Devices of a small unit."""
+    sockets = cluster.detail.sockets if cluster.detail and cluster.island_size == 1 else ()
+    return max(map(sockets.count, sockets)) if sockets else cluster.island_size
 
 
 def _all_cuts(layout: Layout, cluster: Cluster) -> Iterator[tuple[Cut, ...]]:
     degrees = (layout.pp, layout.cp, layout.dp_attn, layout.tp)
-    sizes = sorted({min(cluster.island_size, layout.size), min(cluster.devices_per_node, layout.size)})
+    sizes = sorted({min(_small(cluster), layout.size), min(cluster.devices_per_node, layout.size)})
     small, large = sizes[0], sizes[-1]
     for inner in _fillings(degrees, small):
         rest = tuple(d // i for d, i in zip(degrees, inner, strict=True))

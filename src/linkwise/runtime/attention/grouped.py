@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import rms_norm
 
 from linkwise.core.errors import InputError
 from linkwise.plan.reshard import head_range
@@ -12,6 +12,7 @@ from linkwise.runtime.attention import attend, context, shards
 from linkwise.runtime.attention.rope import Rotary
 from linkwise.runtime.attention.view import View
 from linkwise.runtime.comm import Comm
+from linkwise.runtime.linear import linear
 
 Tensor = Any
 

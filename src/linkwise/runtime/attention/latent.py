@@ -7,7 +7,7 @@ expand latents to keys and values of every head, which takes fewer operations wh
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import rms_norm
 
 from linkwise.core.errors import InputError
 from linkwise.runtime.arch import Arch, Latent
@@ -15,6 +15,7 @@ from linkwise.runtime.attention import attend, context, shards
 from linkwise.runtime.attention.rope import Rotary, softmax_scale
 from linkwise.runtime.attention.view import View
 from linkwise.runtime.comm import Comm
+from linkwise.runtime.linear import linear
 
 Tensor = Any
 _EPS = 1e-6  # of the norms inside: transformers' modules take their default there, whatever the config says

@@ -16,6 +16,7 @@ from linkwise.core.layout import Layout, coordinates
 from linkwise.engine.sharding import ways
 from linkwise.runtime.arch import Arch
 from linkwise.runtime.comm import Comm
+from linkwise.runtime.linear import columns, linear
 from linkwise.runtime.shapes import expected
 
 VOCAB_PAD = 64
@@ -193,9 +194,9 @@ class Head:
         if not rows.shape[0]:
             return rows.new_empty((0, self.vocab))
         if self.comm.size("tp") == 1:
-            return F.linear(rows, self.weight)[:, : self.vocab]
+            return linear(rows, self.weight)[:, : self.vocab]
         # Vocabulary first: ranks' parts then stand one after another as the gather leaves them.
-        logits: torch.Tensor = self.comm.all_gather("tp", "logits", self.weight @ rows.T)
+        logits: torch.Tensor = self.comm.all_gather("tp", "logits", columns(self.weight, rows))
         return logits[: self.vocab].T
 
 
