@@ -73,3 +73,21 @@ def test_the_list_is_what_was_called(tmp_path: Path) -> None:
         expected = [[x[rank] if isinstance(x, list) else x for x in row] for row in SAME]
         assert [[*row[:2], *row[3:]] for row in seen] == expected
         assert all(row[2] == [0, 1] for row in seen)
+
+
+LIGHT = """
+import torch, torch.distributed as dist
+from linkwise.dist.observer import observe
+
+def body(session):
+    with observe() as seen:
+        dist.all_reduce(torch.zeros(2))
+    print(json.dumps([len(seen), "torch._dynamo" in sys.modules]))
+run(body)
+"""
+
+
+def test_watching_does_not_load_the_compiler(tmp_path: Path) -> None:
+    """That would take seconds of every rank, at its first call."""
+    (text,) = outputs(tmp_path, LIGHT, 1)
+    assert last_json(text) == [1, False]

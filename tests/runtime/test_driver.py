@@ -33,7 +33,9 @@ class Driven:
 
     def __init__(self, folder: Path, layout: Layout, **spec: Any) -> None:
         sizes = {"kv_tokens": 2048, "block_tokens": 4, "timeout_s": BOUND_S} | spec
-        self.unit = LocalUnit(f"u{next(LIVES)}", UnitSpec(weights=str(folder), layout=layout, **sizes), command=COMMAND)
+        self.lines: list[str] = []
+        settled = UnitSpec(weights=str(folder), layout=layout, **sizes)
+        self.unit = LocalUnit(f"u{next(LIVES)}", settled, command=COMMAND, say=self.lines.append)
         self.states: queue.Queue[tuple[str, Fault | None]] = queue.Queue()
         self.events: queue.Queue[Event] = queue.Queue()
 
@@ -156,6 +158,7 @@ def test_a_killed_rank_is_named_at_once(driven: Any, rank: int) -> None:
     os.kill(pids[rank], signal.SIGKILL)
     fault, after = one.fault()
     assert (fault.ranks, fault.kind) == ((rank,), "dead") and "SIGKILL" in fault.message
+    one.unit.stop()
     assert after < BOUND_S and all(map(gone, pids))
     events = [first, *one.until_end(1)]
     assert events[-1] == Failed("a", fault)
@@ -180,6 +183,7 @@ def test_a_stopped_rank_is_named(driven: Any, busy: bool) -> None:
     os.kill(pids[1], signal.SIGSTOP)
     fault, after = one.fault()
     assert (fault.ranks, fault.kind) == ((1,), "stopped")
+    one.unit.stop()
     assert after < BOUND_S and all(map(gone, pids))
 
 
@@ -199,6 +203,7 @@ def test_a_sleeping_rank_is_named(driven: Any, layout: Layout) -> None:
     one.submit("a", [SLEEP + 1], 5)
     fault, after = one.fault()
     assert (fault.ranks, fault.kind) == ((1,), "slow") and "attn.out" in fault.message
+    one.unit.stop()
     assert after < BOUND_S and all(map(gone, pids))
 
 
@@ -220,8 +225,11 @@ def test_an_exit_is_told_with_its_last_words(driven: Any) -> None:
 
 def test_a_slow_participant_is_known_before_anything_fails(driven: Any) -> None:
     one = driven(Layout(tp=2)).ready()
-    one.submit("a", [LAG + 1], 20)
-    one.until_end(1)
+    one.submit("a", [LAG + 1], 40)
+    events = one.until_end(1)
+    assert isinstance(events[-1], Finished)
+    (line,) = one.lines
+    assert line.startswith(f"{one.unit.name}: rank 1 holds the others up: ")
     arrivals = one.unit.arrivals
     assert arrivals[1].lagging and not arrivals[0].lagging
     assert arrivals[1].own_s > 0.04 and arrivals[1].own_s > arrivals[1].others_s + 0.02

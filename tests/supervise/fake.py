@@ -107,10 +107,13 @@ class FakeUnit:
                 return
             self._state = state
             jobs, self._jobs = list(self._jobs.values()), {}
+            probes, self._probes = self._probes, []
             if self._over is not None:
                 self._over.set()
         for work in () if silent else jobs:
             work.sink(Failed(work.job.id, fault or Fault((), "dead", "stopped")))
+        for answer in probes:
+            answer(False)
         self._watch(state, fault)
 
     def _run(self, watch: Callable[[State, Fault | None], None], over: threading.Event) -> None:

@@ -274,6 +274,20 @@ def test_health_by_a_recent_token_by_a_probe_and_within_the_bound(build) -> None
     assert "rank 1 dead: rank 1 was killed by signal 9" in answer.reason
 
 
+def test_a_probe_under_way_when_a_rank_is_lost_names_it(build) -> None:
+    unit = FakeUnit("a")
+    bench = build(unit, probe_s=10.0)
+    unit.frozen = True
+    found: list[object] = []
+    bench.supervisor.probe(found.append)
+    assert until(lambda: bool(unit._probes))
+    unit.fail(DEAD)
+    assert until(lambda: bool(found))
+    (answer,) = found
+    assert not answer.ok
+    assert "rank 1 dead: rank 1 was killed by signal 9" in answer.reason
+
+
 def test_a_unit_that_says_nothing_and_answers_no_probe_is_lost(build) -> None:
     unit = FakeUnit("a")
     bench = build(unit, silent_s=0.1, probe_s=0.05)

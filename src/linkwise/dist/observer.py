@@ -38,6 +38,11 @@ def observe() -> Iterator[list[Seen]]:
     counts: dict[str, int] = {}
 
     class Mode(TorchDispatchMode):  # type: ignore[misc]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # True has the first call import torch's compiler, some 800 modules, to keep it away from this method.
+            return False
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:

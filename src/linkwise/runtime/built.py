@@ -1,5 +1,6 @@
 """A rank with torch: it joins the others, makes the plan's groups, loads its part of the model, and runs steps."""
 
+import gc
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ class Home:
         start = self._start or Start(self.rank, spec.ranks, self.rank, begin.host, begin.port, True, "linkwise")
         with join(start, backend=spec.backend, timeout_s=spec.timeout_s) as session:
             built = Built(session, spec)
+            gc.freeze()  # what is there now stays: no step must wait for a look through all of it
             yield built
             built.close()
 

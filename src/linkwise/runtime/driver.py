@@ -39,6 +39,7 @@ class LocalUnit:
     """See supervise.types.Unit. Raises InputError for a spec that no rank could run.
 
     launched: other processes than those `command` starts, made anew for each start. host: where the driver listens.
+    say: takes a line about a rank that holds the others up.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LocalUnit:
         command: Sequence[str] = COMMAND,
         launched: Callable[[], Launched] | None = None,
         host: str = LOCALHOST,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         check_timeout(spec.timeout_s)
         config = Path(spec.weights) / "config.json"
@@ -56,6 +58,7 @@ class LocalUnit:
         self.name, self.spec = name, replace(spec, name=name)
         self._launched = launched or (lambda: Processes(spec.ranks, spec.threads, command))
         self._host = host
+        self._say = say or (lambda line: None)
         self.max_tokens = min(pool.scheduler.limits.max_len for pool in pools_of(spec, self._scheduler))
         self.error: LinkwiseError | None = None
         self._lock = threading.Lock()
@@ -228,9 +231,8 @@ class LocalUnit:
                 self._state = "ready"
             watch("ready", None)
 
-        group = Group(
-            self.spec, pools_of(self.spec, self._scheduler), self._launched(), self._deliver, told, self._host
-        )
+        pools = pools_of(self.spec, self._scheduler)
+        group = Group(self.spec, pools, self._launched(), self._deliver, told, self._aloud, self._host)
         self._group = group
         try:
             group.wake_by(reader)
@@ -246,6 +248,9 @@ class LocalUnit:
             fault = Fault((), "error", f"the driver failed: {type(error).__name__}: {error}"[:500])
         group.close(kindly=False)
         return fault
+
+    def _aloud(self, line: str) -> None:
+        self._say(f"{self.name}: {line}")
 
     def _obey(self, group: Group, reader: socket.socket) -> bool:
         """Carry out what other threads asked for; False to end."""

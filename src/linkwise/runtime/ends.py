@@ -32,7 +32,8 @@ class Ends:
         self._views, self._launched, self._timeout_s = views, launched, timeout_s
         self._troubles: dict[int, Trouble] = {}
         self._gone: dict[int, str] = {}
-        self._halted: dict[int, float] = {}
+        self._halted: dict[int, float] = {}  # seconds by rank
+        self._looked = 0.0
         self.sign = 0.0  # when the first sign of an end was seen
 
     def trouble(self, rank: int, said: Trouble, now: float) -> None:
@@ -74,10 +75,14 @@ class Ends:
         raise Over(fault or Fault((), "error", words, now - self.sign))
 
     def _judge_halted(self, now: float) -> None:
-        halted = self._launched.halted()
-        self._halted = {rank: self._halted.get(rank, now) for rank in halted}
-        longest = max((now - since for since in self._halted.values()), default=0.0)
-        if longest > HALTED_S:
+        # Time seen stopped, less time seen at work: one that is let go now and then is slow, unless it is hardly ever.
+        halted, before = self._launched.halted(), self._looked
+        passed, self._looked = min(now - before, HALTED_S / 2), now
+        for view in self._views:
+            still = view.rank in halted and view.heard <= before
+            seconds = self._halted.get(view.rank, 0.0) + (passed if still else -passed)
+            self._halted[view.rank] = max(0.0, seconds)
+        if max(self._halted.values()) > HALTED_S:
             after = now - min(self._views[rank].heard for rank in halted)
             raise Over(Fault(tuple(halted), "stopped", f"{_ranks(halted)} stopped by a signal", after))
 

@@ -65,7 +65,9 @@ class _Moving:
 
 
 class Group:
-    """The ranks while they live. deliver: takes events of jobs. told: is called when all ranks are ready."""
+    """The ranks while they live. deliver: takes events of jobs. told: is called when all ranks are ready. say: takes a
+    line about a rank that holds the others up, or no longer does.
+    """
 
     def __init__(
         self,
@@ -74,9 +76,12 @@ class Group:
         launched: Launched,
         deliver: Callable[[Event], None],
         told: Callable[[], None],
+        say: Callable[[str], None],
         host: str,
     ) -> None:
         self.spec, self.pools, self.launched, self._deliver, self._told = spec, pools, launched, deliver, told
+        self._say = say
+        self._behind: set[int] = set()  # ranks that hold the others up, as was said
         self.facts: dict[int, RankFacts] = {}
         self.observed: list[Observed] = []
         self.arrivals = Arrivals([stage for pool in pools for stage in pool.stages])
@@ -87,7 +92,7 @@ class Group:
         self._moving: dict[int, _Moving] = {}
         self._queued: dict[int, int] = {}  # for a handover since, by request
         self.ready = False  # a first token has come through all ranks
-        self._began = self._looked = self._pinged = now
+        self._began = self._looked = self._pinged = self._compared = now
         self._pings = 0
 
     @property
@@ -279,10 +284,24 @@ class Group:
         fault = judge(self.views, now, self.spec.timeout_s)
         if fault:
             raise Over(fault)
-        if now - self._pinged > PING_S and all(view.given == view.done for view in self.views):
+        if now - self._compared > PING_S:
+            self._compared = now
+            self._compare()
+        if now - self._pinged > PING_S and self.idle:
             self._pinged = now
             self._pings += 1
             self.give(range(self.spec.ranks), Ping(self._pings))
+
+    def _compare(self) -> None:
+        """Name ranks that are persistently late, while they still come: before they block a call."""
+        for rank, arrival in self.arrivals.table().items():
+            if arrival.lagging and rank not in self._behind:
+                self._behind.add(rank)
+                own, others = arrival.own_s * 1e3, arrival.others_s * 1e3
+                self._say(f"rank {rank} holds the others up: {own:.0f} ms a step by itself, the others {others:.0f} ms")
+            elif rank in self._behind and arrival.own_s <= arrival.others_s:
+                self._behind.discard(rank)
+                self._say(f"rank {rank} keeps up again")
 
     @property
     def idle(self) -> bool:

@@ -23,18 +23,19 @@ class Checks:
         """Answer once: by a token of the last second, by a probe of every ready unit, at the latest after the bound."""
         found = Round(self._fleet.health(RECENT_S), answer)
         for name in found.asked:
-            self._fleet.lives[name].unit.probe(partial(self._answered, found, name))
+            life = self._fleet.lives[name]
+            life.unit.probe(partial(self._answered, found, name, life.generation))
         self._mailbox.after(bound_s, lambda: found.over(bound_s))
 
-    def _answered(self, found: Round, name: str, good: bool) -> None:
+    def _answered(self, found: Round, name: str, generation: int, good: bool) -> None:
         if good:
             self._mailbox.post(lambda: found.came(name, True))
         else:  # a unit that cannot is about to say why
-            self._mailbox.after(WHY_S, lambda: self._cannot(found, name))
+            self._mailbox.after(WHY_S, lambda: self._cannot(found, name, generation))
 
-    def _cannot(self, found: Round, name: str) -> None:
+    def _cannot(self, found: Round, name: str, generation: int) -> None:
         life = self._fleet.lives[name]
-        if life.phase == "ready" or life.fault is None:
+        if life.generation == generation or life.fault is None:
             found.came(name, False)
         else:
             found.came(name, False, life.phase, described(life.fault))

@@ -60,7 +60,7 @@ def build(what: Wanted, asked: Asked, say: Callable[[str], None], *, threads: in
     units: list[Unit] = []
     for number in range(what.replicas):
         name = f"replica-{number}" if what.prefill is None else f"pair-{number}"
-        unit = LocalUnit(name, replace(asked.spec, name=name, threads=threads))
+        unit = LocalUnit(name, replace(asked.spec, name=name, threads=threads), say=say)
         if number < len(what.places) and what.plan is not None:
             accelerator = what.plan.cluster.accelerator.name
             places = what.places[number]
