@@ -20,7 +20,6 @@ from linkwise.engine.base import Options
         ("sglang", Layout(tp=16), 2, "--nnodes 2 --node-rank NODE_RANK --dist-init-addr HEAD_ADDRESS:PORT"),
         # TensorRT-LLM docs: one MPI task per GPU around trtllm-llmapi-launch.
         ("trtllm", Layout(tp=8, pp=2), 2, "mpirun -n 16 --hostfile HOSTFILE trtllm-llmapi-launch trtllm-serve m"),
-        ("linkwise", Layout(tp=8, pp=2), 2, "--nodes 2 --node-rank NODE_RANK --head HEAD_ADDRESS"),
     ],
 )
 def test_a_group_over_several_nodes_says_what_each_is_given(make, name, layout, nodes, words):
@@ -34,6 +33,13 @@ def test_a_group_over_several_nodes_says_what_each_is_given(make, name, layout, 
     parsed = registry.parse_command(found, model=make(experts=64))
     assert parsed.layout == layout
     assert parsed.ignored  # the words for the nodes
+
+
+def test_our_server_starts_ranks_of_one_machine_and_says_what_starts_more():
+    engine = registry.get("linkwise")
+    found = engine.command("m", Layout(tp=8, pp=2), Options(max_seqs=64), replicas=2, nodes=2)
+    assert found == "linkwise serve --weights m --layout tp=8,pp=2 --replicas 2 --max-seqs 64".split()
+    assert "torchrun or srun" in engine.node_notes(Layout(tp=8, pp=2), 2)[0]
 
 
 def test_vllm_on_several_nodes_names_the_headless_ones():
@@ -92,13 +98,13 @@ BASE = {
     "vllm": "vllm serve m -tp 2",
     "sglang": "sglang serve --model-path m --tp 2",
     "trtllm": "trtllm-serve m --tp_size 2",
-    "linkwise": "linkwise serve m --tp 2",
+    "linkwise": "linkwise serve --weights m --layout tp=2",
 }
 
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [(n, key) for n in BASE for key in facts_io.raw(n).flags.known if key not in {"model", "tp", "redundant_experts"}],
+    [(n, key) for n in BASE for key in facts_io.raw(n).flags.known if key not in {"model", "tp", "layout", "redundant_experts"}],
 )
 def test_every_flag_that_is_accepted_leaves_a_trace(name, key):
     flag = facts_io.raw(name).flags.known[key]

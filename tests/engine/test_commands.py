@@ -49,7 +49,7 @@ def test_every_legal_layout_survives_the_round_trip(make, name, layout, experts,
 
 
 @given(
-    st.sampled_from(ENGINES),
+    st.sampled_from(ENGINES[:3]),  # ours keeps the other options in the plan file it is given
     st.builds(
         Options,
         kv_dtype=st.sampled_from([None, "float8_e4m3"]),
@@ -254,7 +254,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest(text, says):
         "vllm serve m -tp 4 -dcp 3",
         "sglang serve --tp 8",
         "trtllm-serve m --cp_size 2",
-        "linkwise serve m --tp 4 --ep 3",
+        "linkwise serve --weights m --layout tp=4,ep=3",
         "x" * 200_000,
     ],
 )

@@ -1,6 +1,7 @@
 """The degrees of one serving group, and the rank grid every process group is a slice of (DESIGN §3)."""
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,40 @@ class Layout(Frozen, frozen=True, kw_only=True):
     def degrees(self) -> dict[str, int]:
         """The degrees by name, outer to inner."""
         return {n: getattr(self, n) for n in ("pp", "cp", "dp_attn", "tp", "dcp", "ep")}
+
+
+_DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep")
+
+
+def parse_layout(text: str, where: str = "--layout") -> Layout:
+    """A layout from `tp=2,pp=2`; `sequence_sharded` alone is a word of it."""
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if name in given:
+            raise InputError(f"{name} twice in {text[:80]!r}", where=where, expected="each degree once")
+        if name == "sequence_sharded" and not equals:
+            given[name] = True
+        elif name in _DEGREES and value.isascii() and value.isdigit() and len(value) <= 6:
+            given[name] = int(value)
+        else:
+            raise InputError(
+                f"{part.strip()[:40]!r}",
+                where=where,
+                expected=f"tp=2,pp=2: of {', '.join(_DEGREES)}, and sequence_sharded",
+            )
+    try:
+        return Layout(**given)
+    except InputError as error:
+        raise InputError(error.message, where=where, expected=error.expected) from None
+
+
+def layout_words(layout: Layout) -> str:
+    """What `parse_layout` reads back: tp=2,pp=2."""
+    words = [f"{name}={degree}" for name in _DEGREES if (degree := getattr(layout, name)) > 1]
+    if layout.sequence_sharded:
+        words.append("sequence_sharded")
+    return ",".join(words) or "tp=1"
 
 
 def check_product(layout: Layout, ranks: int, *, where: str = "layout") -> None:

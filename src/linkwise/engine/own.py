@@ -4,16 +4,15 @@ from collections.abc import Iterator, Mapping
 
 from linkwise.cluster.types import Accelerator
 from linkwise.core.errors import InputError
-from linkwise.core.layout import Layout
+from linkwise.core.layout import Layout, layout_words, parse_layout
 from linkwise.engine import rules
 from linkwise.engine.base import Options, Parsed, Refusal, Resolved
-from linkwise.engine.fact_engine import FactEngine, check_stages, degree, flag_words, kv_dtype, model_name, numbered
+from linkwise.engine.fact_engine import FactEngine, check_stages, degree, flag_words, model_name
 from linkwise.engine.flags import positive, read, without_program
 from linkwise.model.types import Model
 
 _PROGRAMS = (("linkwise", "serve"),)
-_DEGREES = {"tp": "--tp", "pp": "--pp", "cp": "--cp", "dp_attn": "--dp-attn", "dcp": "--dcp", "ep": "--ep"}
-_PLAIN = ("weight_dtype", "memory_utilization", "max_batched_tokens", "max_seqs", "max_model_len", "block_tokens")
+_PLAIN = {"max_batched_tokens": "--max-batched-tokens", "max_seqs": "--max-seqs", "max_model_len": "--max-len"}
 
 
 class Linkwise(FactEngine):
@@ -52,41 +51,34 @@ class Linkwise(FactEngine):
         return rules.even_partition(layers, pp)
 
     def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
+        """`linkwise serve` with what it has flags for; the memory settings of a plan travel in the plan file."""
         if options.lora_count:
             raise InputError("adapters are not served by linkwise's own runtime", where="linkwise serve")
-        flags: dict[str, object] = {flag: degree(getattr(layout, name)) for name, flag in _DEGREES.items()}
-        flags["--sequence-sharded"] = layout.sequence_sharded
+        flags: dict[str, object] = {"--weights": model, "--layout": layout_words(layout)}
         flags["--replicas"] = degree(replicas)
-        flags["--kv-dtype"] = options.kv_dtype
-        flags |= {"--" + name.replace("_", "-"): getattr(options, name) for name in _PLAIN}
-        flags["--mtp-tokens"] = options.mtp_tokens or None
-        flags["--moe-exchange"] = options.moe_exchange
-        flags["--eager"] = options.eager
-        if nodes > 1:
-            flags |= {"--nodes": nodes, "--node-rank": "NODE_RANK", "--head": "HEAD_ADDRESS"}
-        return ["linkwise", "serve", model, *flag_words(flags)]
+        flags |= {flag: getattr(options, name) for name, flag in _PLAIN.items()}
+        return ["linkwise", "serve", *flag_words(flags)]
 
     def node_notes(self, layout: Layout, nodes: int) -> tuple[str, ...]:
-        return numbered(nodes) if nodes > 1 else ()
+        if nodes == 1:
+            return ()
+        return (
+            f"serve starts the ranks of one machine: over {nodes} nodes start `linkwise run` on every rank by torchrun"
+            " or srun",
+        )
 
     def parse(
         self, arguments: list[str], *, model: Model | None = None, files: Mapping[str, str] | None = None
     ) -> Parsed:
         where = "linkwise serve"
         words = read(without_program(arguments, _PROGRAMS), self.facts.flags, where=where)
-        degrees = {name: positive(words.take(name), name, where) for name in _DEGREES}
+        layout = words.take("layout")
         return Parsed(
             engine=self.name,
             model=model_name(words, where),
-            layout=Layout(**degrees, sequence_sharded=bool(words.take("sequence_sharded", False))),
+            layout=parse_layout(layout, where) if layout else Layout(),
             replicas=positive(words.take("replicas"), "replicas", where),
-            options=Options(
-                kv_dtype=kv_dtype(words.take("kv_dtype"), where),
-                **{name: words.take(name) for name in _PLAIN},
-                mtp_tokens=words.take("mtp_tokens", 0),
-                moe_exchange=words.take("moe_exchange"),
-                eager=bool(words.take("eager", False)),
-            ),
+            options=Options(**{name: words.take(name) for name in _PLAIN}),
             ignored=words.ignored,
             notes=words.notes,
         )
