@@ -8,7 +8,7 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from linkwise.runtime.text import Text
 
 _OUTPUT = "Output"
+MAX_TEMPERATURE = 1e6
 
 
 class Answer(NamedTuple):
@@ -46,11 +47,13 @@ def run(
     prefill: Annotated[
         str, typer.Option(help="layout of a group of its own that computes prompts", metavar="DEGREES")
     ] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="draw from the smallest set of this mass")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="the same seed draws the same tokens")] = 0,
-    kv_tokens: Annotated[int | None, typer.Option(min=1, help="tokens of KV cache; left out: the plan's")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, max=1 << 31, help="longest answer")] = 128,
+    temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="above 0, up to 1: draw from the smallest set of this mass")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="the same seed draws the same tokens")] = 0,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=1, max=1 << 40, help="tokens of KV cache; left out: the plan's")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; left out: the weights' own")] = "",
     timeout: Annotated[str, typer.Option(help="a rank that does not come back is named within this")] = "30s",
     backend: Annotated[str, typer.Option(help="nccl or gloo; left out: nccl where there are GPUs")] = "",
@@ -72,6 +75,7 @@ def run(
     from linkwise.runtime.asked import layout_of, settle
 
     _given(plan, weights, prompt, layout)
+    _drawable(temperature, top_p)
     start = from_environment(os.environ)
     asked = settle(
         weights,
@@ -82,6 +86,7 @@ def run(
         kv_tokens=kv_tokens,
         timeout_s=parse_time(timeout, where="--timeout"),
         backend=backend,
+        here=_here(os.environ) if start is not None else 0,
         observe=check,
         trace=trace,
     )
@@ -110,6 +115,20 @@ def _given(plan: str, weights: str, prompt: str, layout: str) -> None:
         raise InputError("no prompt", where="--prompt", expected="some text")
     if plan and layout:
         raise InputError("a plan and a layout", where="--layout", expected="one of the two")
+
+
+def _drawable(temperature: float, top_p: float) -> None:
+    # Not the library's ranges: they have no open end, and let NaN through.
+    if not 0.0 <= temperature < MAX_TEMPERATURE:
+        raise InputError(f"{temperature:g}", where="--temperature", expected=f"from 0, below {MAX_TEMPERATURE:g}")
+    if not 0.0 < top_p <= 1.0:
+        raise InputError(f"{top_p:g}", where="--top-p", expected="above 0, up to 1")
+
+
+def _here(environ: Mapping[str, str]) -> int:
+    """Ranks that the launcher started on this machine, as far as it says: at least this one."""
+    said = environ.get("LOCAL_WORLD_SIZE") or environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0]
+    return max(1, int(said)) if said.isascii() and said.isdigit() and len(said) < 6 else 1
 
 
 def _plan(path: str) -> api.Plan:

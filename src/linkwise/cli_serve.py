@@ -1,10 +1,14 @@
 """The command `linkwise serve`: its words and options. cli.py registers it and owns what all commands share."""
 
 import os
+import signal
+import threading
 import time
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
@@ -17,9 +21,31 @@ if TYPE_CHECKING:
     from linkwise.runtime.asked import Asked
     from linkwise.runtime.serve.units import Wanted
 
+_Words = ParamSpec("_Words")
 _SERVE, _GROUP, _FAULT, _LIMIT = "Address", "Group", "Lost ranks", "Limits"
 
 
+def _ended(*_: Any) -> None:
+    raise SystemExit(0)
+
+
+def _ends(command: Callable[_Words, int]) -> Callable[_Words, int]:
+    """SIGTERM ends the command with 0 from its first moment, which loads for a second, not only once it serves."""
+
+    @wraps(command)
+    def guarded(*words: _Words.args, **options: _Words.kwargs) -> int:
+        if threading.current_thread() is not threading.main_thread():  # others may not have signals
+            return command(*words, **options)
+        before = signal.signal(signal.SIGTERM, _ended)
+        try:
+            return command(*words, **options)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    return guarded
+
+
+@_ends
 def serve(
     plan: Annotated[str, typer.Argument(help="plan file, or a handoff's; left out: --layout says it")] = "",
     *,
@@ -36,16 +62,18 @@ def serve(
     ] = None,
     dtype: Annotated[str, typer.Option(help="left out: the weights' own", rich_help_panel=_GROUP)] = "",
     kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="KV of each group, tokens; left out: the plan's", rich_help_panel=_GROUP)
+        int | None,
+        typer.Option(min=1, max=1 << 40, help="KV of each group, tokens; left out: the plan's", rich_help_panel=_GROUP),
     ] = None,
     max_len: Annotated[
-        int | None, typer.Option(min=1, help="longest request, tokens; left out: the model's", rich_help_panel=_GROUP)
+        int | None,
+        typer.Option(min=1, max=1 << 31, help="longest request, tokens; left out: the model's", rich_help_panel=_GROUP),
     ] = None,
     max_seqs: Annotated[
-        int | None, typer.Option(min=1, help="most requests of one step", rich_help_panel=_GROUP)
+        int | None, typer.Option(min=1, max=1 << 31, help="most requests of one step", rich_help_panel=_GROUP)
     ] = None,
     max_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="most tokens of one step", rich_help_panel=_GROUP)
+        int | None, typer.Option(min=1, max=1 << 31, help="most tokens of one step", rich_help_panel=_GROUP)
     ] = None,
     backend: Annotated[
         str, typer.Option(help="nccl or gloo; left out: nccl where there are GPUs", rich_help_panel=_GROUP)
@@ -76,7 +104,7 @@ def serve(
     on_fault: Annotated[
         str, typer.Option(help="retry, restart or reject: what requests of a lost group get", rich_help_panel=_FAULT)
     ] = "retry",
-    retries: Annotated[int, typer.Option(help="of one request", rich_help_panel=_FAULT)] = 3,
+    retries: Annotated[int, typer.Option(min=0, max=1000, help="of one request", rich_help_panel=_FAULT)] = 3,
     timeout: Annotated[
         str,
         typer.Option(
@@ -88,9 +116,12 @@ def serve(
         typer.Option(help="how long a request waits for a group to come up", rich_help_panel=_FAULT, metavar="TIME"),
     ] = "60s",
     max_waiting: Annotated[
-        int, typer.Option(help="requests without a first token; more get 429", rich_help_panel=_LIMIT)
+        int,
+        typer.Option(min=1, max=1 << 20, help="requests without a first token; more get 429", rich_help_panel=_LIMIT),
     ] = 256,
-    max_tokens: Annotated[int, typer.Option(help="new tokens of one answer", rich_help_panel=_LIMIT)] = 1 << 20,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 31, help="new tokens of one answer", rich_help_panel=_LIMIT)
+    ] = 1 << 20,
     max_body: Annotated[str, typer.Option(help="of a request", rich_help_panel=_LIMIT, metavar="SIZE")] = "4MiB",
     request_timeout: Annotated[
         str, typer.Option(help="of a whole request; then 504", rich_help_panel=_LIMIT, metavar="TIME")
@@ -145,6 +176,7 @@ def serve(
         kv_tokens=kv_tokens,
         timeout_s=bound,
         backend=backend,
+        units=what.replicas,
         trace=trace,
         **{name: value for name, value in sizes.items() if value is not None},
     )

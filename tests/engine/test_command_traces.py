@@ -38,7 +38,18 @@ def test_a_group_over_several_nodes_says_what_each_is_given(make, name, layout, 
 def test_our_server_starts_ranks_of_one_machine_and_says_what_starts_more():
     engine = registry.get("linkwise")
     found = engine.command("m", Layout(tp=8, pp=2), Options(max_seqs=64), replicas=2, nodes=2)
-    assert found == "linkwise serve --weights m --layout tp=8,pp=2 --replicas 2 --max-seqs 64".split()
+    assert found == [
+        "linkwise",
+        "serve",
+        "--weights",
+        "m",
+        "--layout",
+        "tp=8,pp=2",
+        "--replicas",
+        "2",
+        "--max-seqs",
+        "64",
+    ]
     assert "torchrun or srun" in engine.node_notes(Layout(tp=8, pp=2), 2)[0]
 
 
@@ -104,7 +115,12 @@ BASE = {
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [(n, key) for n in BASE for key in facts_io.raw(n).flags.known if key not in {"model", "tp", "layout", "redundant_experts"}],
+    [
+        (n, key)
+        for n in BASE
+        for key in facts_io.raw(n).flags.known
+        if key not in {"model", "tp", "layout", "redundant_experts"}
+    ],
 )
 def test_every_flag_that_is_accepted_leaves_a_trace(name, key):
     flag = facts_io.raw(name).flags.known[key]

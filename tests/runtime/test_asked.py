@@ -1,17 +1,23 @@
 """What a command line asks for, and what is refused before any rank is started."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as struct_replace
 
 pytest.importorskip("torch")
 
+from linkwise import api
 from linkwise.cli import main
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
+from linkwise.model.types import Model, Split, replace
+from linkwise.plan.types import Plan
 from linkwise.runtime.asked import KV_TOKENS, kv_blocks, layout_of, settle
+from linkwise.runtime.check import run_as
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 32,
@@ -45,7 +51,7 @@ def test_sizes_are_settled(folder: Path) -> None:
 
 
 def test_kv_is_capped_by_free_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("linkwise.runtime.asked._free_bytes", lambda: 4 * 100 * 1024)
+    monkeypatch.setattr("linkwise.runtime.asked.free_bytes", lambda: 4 * 100 * 1024)
     monkeypatch.setattr("os.path.exists", lambda path: False)
     asked = settle(folder, layout=Layout(pp=2))
     # 512 B a token: 4 layers, keys and values of 2 heads of 8 in float32; 200 tokens are 12 blocks of 16.
@@ -90,6 +96,115 @@ def test_a_plan_for_another_model_is_refused(folder: Path, tmp_path: Path, capsy
     assert main(["plan", "llama-3.1-8b", "--on", "1xh100-sxm", "--isl", "100", "--osl", "10", "-o", path]) == 0
     code, said = run(capsys, path, "--weights", str(folder), "--prompt", "x")
     assert code == 2 and "another model" in said
+
+
+def planned(folder: Path, tmp_path: Path, **changes: Any) -> Plan:
+    """A plan for the folder's config with some fields changed."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | changes))
+    found = api.plan(str(other), on="1xh100-sxm", engine="linkwise", isl=100, osl=10)
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"intermediate_size": 64}, "mlp.*shape"),
+        ({"tie_word_embeddings": True}, "tied True"),
+        ({"num_hidden_layers": 3}, "3 layers"),
+        ({"num_attention_heads": 2, "head_dim": 16}, "heads 2"),
+        ({"attention_bias": True}, "bias"),
+        ({"vocab_size": 256}, "vocab 256"),
+        ({"head_dim": 16}, "head_dim 16"),
+    ],
+)
+def test_a_plan_for_other_sizes_is_refused_by_the_first_difference(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=f"another model: other with .*{says}") as error:
+        settle(folder, plan=planned(folder, tmp_path, **changes))
+    assert "as the weights have it" in error.value.expected
+
+
+def changed(model: Model, place: int, **fields: Any) -> Model:
+    tensors = list(model.tensors)
+    tensors[place] = struct_replace(tensors[place], **fields)
+    return replace(model, tensors=tuple(tensors))
+
+
+def test_every_field_of_tensors_and_layers_counts(folder: Path, tmp_path: Path) -> None:
+    plan = planned(folder, tmp_path)
+    model = plan.model
+    state = model.layers[2].states[0]
+    layer = struct_replace(model.layers[2], states=(struct_replace(state, window=8),))
+    others = [
+        changed(model, 5, split=Split.NONE, role="mlp.other"),
+        changed(model, 5, units=7),
+        changed(model, 5, count=2),
+        changed(model, 5, bytes=1),
+        changed(model, 5, scale_bytes=1),
+        changed(model, 5, name="model.layers.0.other"),
+        replace(model, tensors=model.tensors[:-1]),
+        replace(model, layers=(*model.layers[:2], layer, *model.layers[3:])),
+        replace(model, layers=(*model.layers[:3], struct_replace(model.layers[3], ffn="none"))),
+        replace(model, kv_dtype="fp8_e4m3"),
+    ]
+    for other in others:
+        with pytest.raises(InputError, match="another model"):
+            settle(folder, plan=struct_replace(plan, model=other))
+
+
+@pytest.mark.parametrize("dtype", ["", "float32", "bfloat16"])
+def test_a_plan_in_another_dtype_is_for_the_same_model_and_its_own_model_is_checked(
+    folder: Path, tmp_path: Path, dtype: str
+) -> None:
+    plan = planned(folder, tmp_path, torch_dtype="bfloat16")
+    asked = settle(folder, plan=plan, dtype=dtype)
+    assert asked.model == run_as(plan.model, dtype or "float32")
+    assert asked.model.name == "other"
+
+
+@pytest.mark.parametrize("tokens", [10_000_000_000, 100_000_000_000, 1 << 40])
+def test_more_kv_than_there_is_memory_is_refused_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tokens: int
+) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    monkeypatch.setattr("linkwise.runtime.asked.free_bytes", lambda: 2**40)
+    began = time.monotonic()
+    code, said = run(capsys, "--weights", str(folder), "--prompt", "x", "--kv-tokens", str(tokens), "--layout", "tp=2")
+    assert code == 2 and time.monotonic() - began < 5
+    assert "--kv-tokens" in said and "need" in said and "free" in said and said.count("\n") == 1
+
+
+def test_memory_is_counted_over_all_units_and_the_ranks_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    monkeypatch.setattr("linkwise.runtime.asked.free_bytes", lambda: 1024 * 1024)
+    # 512 B a token: 1024 tokens are half of it, beside 200 kB of weights.
+    assert settle(folder, kv_tokens=1024).spec.kv_tokens == 1024
+    with pytest.raises(InputError, match="1,024 tokens of KV"):
+        settle(folder, kv_tokens=1024, units=2)
+    with pytest.raises(InputError, match="4,096 tokens of KV"):
+        settle(folder, kv_tokens=4096, layout=Layout(pp=4))
+    assert settle(folder, kv_tokens=4096, layout=Layout(pp=4), here=1).spec.kv_tokens == 4096
+    monkeypatch.setattr("linkwise.runtime.asked.free_bytes", lambda: 1024)
+    with pytest.raises(InputError, match="weights") as error:
+        settle(folder)
+    assert error.value.where == "memory"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--top-p", "0"), ("--top-p", "1.5"), ("--top-p", "nan"), ("--temperature", "-1"), ("--temperature", "nan"),
+     ("--temperature", "inf"), ("--seed", "-1"), ("--seed", str(1 << 63)), ("--seed", str(1 << 70)),
+     ("--max-tokens", "0"), ("--kv-tokens", "0"), ("--kv-tokens", str(1 << 70))],
+)  # fmt: skip
+def test_ranges_are_refused_under_the_options_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    code, said = run(capsys, "--weights", str(folder), "--prompt", "x", option, value)
+    assert code == 2 and option in said
 
 
 def test_uneven_stages_of_pools_are_refused_by_name(folder: Path) -> None:

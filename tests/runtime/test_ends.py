@@ -118,7 +118,7 @@ def test_a_ranks_own_error_counts_before_all(ends: Ends, processes: Processes) -
     ends.trouble(1, Trouble("no such tensor", "file", "all tensors", True, 2), 100.01)
     found = fault(ends, 100.1)
     assert (found.ranks, found.kind) == ((1,), "error")
-    assert found.message == "rank 1: file: no such tensor; expected all tensors"
+    assert found.message == "file: no such tensor; expected all tensors"
 
 
 def test_complaints_alone_name_nobody(ends: Ends, views: list[View]) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from linkwise.core.errors import InputError  # noqa: E402
 from linkwise.runtime.sampling import draw  # noqa: E402
 from linkwise.runtime.steps import Draw  # noqa: E402
 
@@ -71,3 +72,35 @@ def test_certain_logits_survive_any_temperature() -> None:
     logits = torch.tensor([[0.0, exp(5), -exp(5)]])
     for temperature in (1e-3, 1.0, 1e3):
         assert draw(logits, [Draw(temperature, 0.5)], [3])[0] in {0, 1}
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 5e-324, 1e-30, 9e-6])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_tiny_temperatures_are_greedy(temperature: float, top_p: float) -> None:
+    logits = torch.randn(40, 500, generator=torch.Generator().manual_seed(0)) * 30
+    drawn = draw(logits, [Draw(temperature, top_p, 3)] * 40, list(range(40)))
+    assert drawn == draw(logits, [Draw()] * 40, list(range(40)))
+
+
+def test_large_logits_over_a_small_temperature_do_not_overflow() -> None:
+    logits = torch.tensor([[3e38, 2e38, 1e38]])
+    assert draw(logits, [Draw(1e-5)], [0]) == [0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("how", [Draw(), Draw(1.0, 0.9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_logits_that_are_not_finite_are_an_error(bad: float, how: Draw, dtype: torch.dtype) -> None:
+    logits = torch.zeros(3, 1000, dtype=dtype)
+    assert len(draw(logits, [how] * 3, [0, 1, 2])) == 3
+    logits[1, 700] = bad
+    with pytest.raises(InputError, match="logits are not finite"):
+        draw(logits, [how] * 3, [0, 1, 2])
+
+
+def test_a_masked_token_is_no_error() -> None:
+    logits = torch.tensor([[0.0, -float("inf"), 1.0]])
+    assert draw(logits, [Draw()], [0]) == [2]
+    assert draw(logits, [Draw(1.0)], [0])[0] != 1
+    with pytest.raises(InputError):
+        draw(torch.full((1, 3), -float("inf")), [Draw()], [0])

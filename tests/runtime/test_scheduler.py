@@ -301,3 +301,27 @@ def test_keys_depend_on_all_before(known: int) -> None:
     assert len(keys) == 3
     assert chained([1, 2, 3, 4, 5, 6, 7], 2, keys[:known]) == keys
     assert chained([9, 2, 3, 4], 2)[1] != keys[1]
+
+
+def test_blocks_cost_nothing_before_they_are_used() -> None:
+    blocks = Blocks(10**12)
+    taken = blocks.take(3)
+    assert taken == [1, 2, 3] and (blocks.used, blocks.free) == (3, 10**12 - 4)
+    blocks.name(1, b"a")
+    blocks.leave(taken)
+    assert blocks.used == 0
+    assert blocks.find([b"a"]) == [1]
+    assert blocks.take(3) == [2, 3, 4]  # those without a name, then fresh ones; what has a name stays
+
+
+def test_named_blocks_go_oldest_first_when_no_other_is_left() -> None:
+    blocks = Blocks(4)
+    for block, key in zip(blocks.take(3), (b"a", b"b", b"c"), strict=True):
+        blocks.name(block, key)
+    blocks.leave([1])
+    blocks.leave([2, 3])  # backwards: 3 goes before 2
+    blocks.share([1])
+    assert blocks.free == 2
+    assert blocks.take(1) == [3] and blocks.find([b"c"]) == []
+    blocks.leave([1, 3])
+    assert blocks.take(3) == [3, 2, 1] and blocks.free == 0

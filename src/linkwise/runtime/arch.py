@@ -10,6 +10,8 @@ from linkwise.core.errors import InputError, NotUnderstood
 from linkwise.core.schema import Frozen
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+MAX_COUNT, MAX_NUMBER = 1 << 31, 1e12  # of what a config says
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MOE = frozenset({"mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"})
 
 
@@ -101,15 +103,20 @@ class _Config:
     def count(self, name: str, otherwise: int | None = None, *, least: int = 1) -> int:
         value = self.fields.get(name)
         value = otherwise if value is None else value
-        if type(value) is not int or not least <= value <= 1 << 31:
-            raise InputError(f"{name} is {value!r}"[:80], where=self.where, expected=f"a whole number from {least} on")
+        if type(value) is not int or not least <= value <= MAX_COUNT:
+            raise InputError(
+                f"{name} is {value!r}"[:80], where=self.where, expected=f"a whole number from {least} to {MAX_COUNT}"
+            )
         return value
 
-    def number(self, name: str, otherwise: float) -> float:
-        value = self.fields.get(name)
+    def number(self, name: str, otherwise: float | None, *, above: float | None = None) -> float:
+        """above: what the number must be greater than. otherwise None: it must be there."""
+        value: Any = self.fields.get(name)
         value = otherwise if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
-            raise InputError(f"{name} is {value!r}"[:80], where=self.where, expected="a number")
+        bad = isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER
+        if bad or (above is not None and value <= above):
+            least = f"above {above:g} and below {MAX_NUMBER:g}" if above is not None else f"within {MAX_NUMBER:g}"
+            raise InputError(f"{name} is {value!r}"[:80], where=self.where, expected=f"a number {least}")
         return float(value)
 
     def flag(self, name: str, otherwise: bool) -> bool:
@@ -141,7 +148,7 @@ def read_arch(fields: Mapping[str, Any], *, where: str, dtype: str) -> Arch:
         hidden=config.count("hidden_size"),
         layers=config.count("num_hidden_layers"),
         intermediate=config.count("intermediate_size"),
-        eps=config.number("rms_norm_eps", 1e-6),
+        eps=config.number("rms_norm_eps", 1e-6, above=0.0),
         tied=config.flag("tie_word_embeddings", False),
         dtype=dtype,
         max_len=config.count("max_position_embeddings", 2048),
@@ -193,23 +200,91 @@ def _latent(config: _Config) -> Latent:
 
 def _rope(config: _Config, attention: Heads | Latent) -> Rope:
     # transformers 5 writes rope_parameters, with theta inside; earlier ones rope_scaling and rope_theta.
-    given = config.fields.get("rope_parameters") or config.fields.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise InputError("rope_parameters is no object", where=config.where)
-    inner = _Config(given, f"{config.where}: rope_parameters")
-    kind = str(given.get("rope_type", given.get("type", "default")))[:40]
-    if kind not in {"default", "linear", "llama3", "yarn"}:
-        raise NotUnderstood(f"rope_type {kind!r}", where=config.where, expected="default, linear, llama3 or yarn")
+    found = [one for name in ("rope_parameters", "rope_scaling") if (one := _rope_fields(config, name))]
+    given = found[0] if found else {"rope_type": "default"}
+    if len(found) > 1 and found[0] != found[1]:
+        # transformers lets rope_scaling win, silently; who wrote both meant one of them.
+        name = next(name for name in sorted({*found[0], *found[1]}) if found[0].get(name) != found[1].get(name))
+        raise InputError(
+            f"rope_parameters and rope_scaling disagree: {name} {found[0].get(name)!r} and {found[1].get(name)!r}"[
+                :200
+            ],
+            where=config.where,
+            expected="one of them, or both the same",
+        )
+    inner, kind = _Config(given, f"{config.where}: rope_parameters"), given["rope_type"]
     if config.number("partial_rotary_factor", inner.number("partial_rotary_factor", 1.0)) != 1.0:
         raise NotUnderstood("partial_rotary_factor", where=config.where, expected="1")
+    longest = config.count("max_position_embeddings", 2048)
+    _check_scaling(inner, kind, longest)
     latent = isinstance(attention, Latent)
+    dim = attention.rope_dim if latent else attention.head_dim  # type: ignore[union-attr]
+    if dim % 2:
+        raise InputError(f"{dim} rotated elements of a head", where=config.where, expected="an even number")
     return Rope(
-        theta=inner.number("rope_theta", config.number("rope_theta", 10_000.0)),
-        dim=attention.rope_dim if latent else attention.head_dim,  # type: ignore[union-attr]
+        # Frequencies are powers of it; yarn divides by its logarithm.
+        theta=inner.number("rope_theta", _theta(config), above=1.0 if kind == "yarn" else 0.0),
+        dim=dim,
         interleaved=latent and config.flag("rope_interleave", True),
-        scaling={} if kind == "default" else {**given, "rope_type": kind},
-        max_positions=config.count("max_position_embeddings", 2048),
+        scaling={} if kind == "default" else given,
+        max_positions=longest,
     )
+
+
+def _theta(config: _Config) -> float:
+    return config.number("rope_theta", 10_000.0, above=0.0)
+
+
+def _rope_fields(config: _Config, name: str) -> dict[str, Any]:
+    """One of the two objects, with its type by today's name and theta inside; empty where there is none."""
+    given = config.fields.get(name)
+    if given is None or given == {}:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{name} is no object", where=config.where)
+    kinds = [given[key] for key in ("rope_type", "type") if given.get(key) is not None]
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in _ROPE_TYPES:
+            raise NotUnderstood(
+                f"rope_type {str(kind)[:40]!r}", where=f"{config.where}: {name}",
+                expected="default, linear, llama3 or yarn",
+            )  # fmt: skip
+    if len(set(kinds)) > 1:
+        raise InputError(
+            f"rope_type {kinds[0]!r} and type {kinds[1]!r}", where=f"{config.where}: {name}", expected="one of them"
+        )
+    nested = next((key for key, value in given.items() if isinstance(value, Mapping)), None)
+    if nested is not None:
+        raise NotUnderstood(
+            f"{nested[:40]!r} in {name}", where=config.where, expected="the same rotation in every layer"
+        )
+    plain = {key: value for key, value in given.items() if key != "type" and value is not None}
+    return {"rope_theta": _theta(config), **plain, "rope_type": kinds[0] if kinds else "default"}
+
+
+def _check_scaling(inner: _Config, kind: str, longest: int) -> None:
+    """Refuse numbers that give no rotation: each is divided by, or the logarithm of it is taken."""
+    if kind == "default":
+        return
+    length = inner.number("original_max_position_embeddings", longest, above=0.0)
+    inner.number("factor", longest / length if kind == "yarn" else None, above=0.0)
+    if kind == "llama3":
+        low = inner.number("low_freq_factor", None, above=0.0)
+        inner.number("high_freq_factor", None, above=low)
+    elif kind == "yarn":
+        # As in transformers, 0 for one of the betas stands for its default.
+        fast, slow = inner.number("beta_fast", 0.0) or 32.0, inner.number("beta_slow", 0.0) or 1.0
+        if not 0 < slow <= fast:
+            raise InputError(
+                f"beta_fast {fast:g}, beta_slow {slow:g}",
+                where=inner.where,
+                expected="beta_fast from beta_slow on, above 0",
+            )
+        inner.number("attention_factor", 1.0, above=0.0)
+        for name in ("mscale", "mscale_all_dim"):
+            if inner.number(name, 0.0) < 0:
+                raise InputError(f"{name} is {inner.fields[name]!r}"[:80], where=inner.where, expected="from 0 on")
+        inner.flag("truncate", True)
 
 
 def _experts(config: _Config, family: str) -> Experts:

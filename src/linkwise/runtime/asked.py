@@ -10,17 +10,20 @@ from msgspec.structs import replace
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_json_object
 from linkwise.core.layout import Layout
+from linkwise.core.units import show_bytes
 from linkwise.dist.groups import check_backend, check_timeout
 from linkwise.dist.launch import MAX_LOCAL
 from linkwise.engine import registry
 from linkwise.engine.base import Engine
-from linkwise.model.read import from_config
+from linkwise.model.read import from_config, load
 from linkwise.model.types import Model
 from linkwise.plan.types import Plan
 from linkwise.runtime.arch import read_arch
 from linkwise.runtime.check import planned_memory, run_as
 from linkwise.runtime.control import UnitSpec
 from linkwise.runtime.pools import check_pools
+from linkwise.runtime.room import free_bytes
+from linkwise.runtime.same import check_same
 from linkwise.runtime.scheduler import Limits
 
 KV_TOKENS = 16_384  # where neither a plan nor the user says
@@ -71,9 +74,13 @@ def settle(
     kv_tokens: int | None = None,
     timeout_s: float = 30.0,
     backend: str = "",
+    units: int = 1,
+    here: int = 0,
     **more: Any,
 ) -> Asked:
     """The unit that a plan, or a layout, describes on the weights of a folder. more: other fields of UnitSpec.
+
+    units: how many of it this machine runs. here: ranks of it that this machine runs, 0 = all.
 
     Raises InputError for a plan for another model, a layout the model or the runtime does not take, too many ranks.
     """
@@ -89,7 +96,7 @@ def settle(
     model = run_as(stored, dtype or stored.dtype)
     notes: list[str] = []
     if plan is not None:
-        _same_model(plan.model, model, where)
+        model = _planned_model(plan.model, model, folder, where)
         if plan.convention != "linkwise":
             notes.append(f"the plan is for {plan.engine}: its layout is run, as this runtime runs it")
         if plan.replicas > 1:
@@ -116,7 +123,7 @@ def settle(
     if spec.ranks > MAX_LOCAL:
         raise InputError(f"{spec.ranks} ranks", where="layout", expected=f"at most {MAX_LOCAL} on this machine")
     wanted = kv_tokens or (plan.ledger.kv_tokens if plan is not None else None) or KV_TOKENS
-    tokens = wanted if kv_tokens else _fitting(spec, wanted, model, engine, notes.append)
+    tokens = _fitting(spec, wanted, kv_tokens is not None, model, engine, notes.append, units, here)
     return Asked(replace(spec, kv_tokens=tokens), model, engine, tuple(notes))
 
 
@@ -129,43 +136,66 @@ def kv_blocks(spec: UnitSpec, layout: Layout) -> int:
     return limits.kv_blocks
 
 
-def _same_model(planned: Model, model: Model, where: str) -> None:
-    """Refuse a plan whose model has other sizes than the weights'."""
-    for name in ("family", "hidden", "vocab", "heads", "kv_heads", "head_dim", "mla_latent", "moe"):
-        one, other = getattr(planned, name), getattr(model, name)
-        if one != other:
-            raise InputError(
-                f"the plan is for another model: {planned.name} with {name} {one}",
-                where=where,
-                expected=f"{name} {other}, as the weights have it",
-            )
-    if len(planned.layers) != len(model.layers):
-        raise InputError(
-            f"the plan is for another model: {planned.name} with {len(planned.layers)} layers",
-            where=where,
-            expected=f"{len(model.layers)} layers, as the weights have them",
-        )
+def _planned_model(planned: Model, model: Model, folder: Path, where: str) -> Model:
+    """The plan's own model in the dtype that runs, which its ops are checked with. Refused: another one's."""
+    # Bytes from headers are compared with bytes from headers, those from shapes with those from shapes.
+    stored = run_as(load(str(folder)), model.dtype) if planned.exact_bytes else model
+    planned = run_as(planned, model.dtype)
+    check_same(planned, stored, where)
+    return planned
 
 
-def _fitting(spec: UnitSpec, wanted: int, model: Model, engine: Engine, note: Callable[[str], None]) -> int:
-    """As many tokens as wanted, or as fit in a share of this host's free memory. The plan has counted a GPU's."""
+class _Need(NamedTuple):
+    """Bytes on this machine: of weights, and of one block of KV on each rank, which holds `span` tokens."""
+
+    weights: int
+    block: int
+    span: int
+
+
+def _need(spec: UnitSpec, model: Model, engine: Engine, units: int, here: int) -> _Need:
+    weights = block = 0
+    for layout in (spec.layout, *((spec.prefill,) if spec.prefill else ())):
+        for rank in range(layout.size):
+            held, kept = planned_memory(model, layout, engine, rank, 1, spec.block_tokens, layers=spec.layers)
+            weights, block = weights + held, block + kept
+    span = spec.block_tokens * spec.layout.cp * spec.layout.dcp * spec.layout.dp_attn
+    share = here or spec.ranks
+    return _Need(weights * units * share // spec.ranks, block * units * share // spec.ranks, span)
+
+
+def _fitting(
+    spec: UnitSpec, wanted: int, given: bool, model: Model, engine: Engine, note: Callable[[str], None],
+    units: int, here: int,
+) -> int:  # fmt: skip
+    """As many tokens as wanted, or as fit in a share of this host's free memory. The plan has counted a GPU's.
+
+    Raises InputError for a given number, or weights, that this machine has no room for: before any rank is started.
+    """
     if spec.backend == "nccl" or (not spec.backend and os.path.exists("/dev/nvidia0")):
         return wanted
-    share = int(_free_bytes() * KV_SHARE)
-    span = spec.block_tokens * spec.layout.cp * spec.layout.dcp * spec.layout.dp_attn
-    block = sum(
-        planned_memory(model, layout, engine, rank, 1, spec.block_tokens, layers=spec.layers)[1]
+    free, need = free_bytes(), _need(spec, model, engine, units, here)
+    fits = wanted
+    if not given:
+        fits = min(wanted, max(1, int(free * KV_SHARE) // max(1, need.block)) * need.span)
+        if fits < wanted:
+            note(f"KV for {fits:,} tokens, not {wanted:,}: a quarter of this machine's free memory")
+    kv = _kv_bytes(replace(spec, kv_tokens=fits), model, engine) * units * (here or spec.ranks) // spec.ranks
+    if need.weights + kv > free:
+        raise InputError(
+            f"{fits:,} tokens of KV need {show_bytes(kv)} and weights {show_bytes(need.weights)} over the ranks here",
+            where="--kv-tokens" if given else "memory",
+            expected=f"at most {show_bytes(free)}, which this machine has free",
+        )
+    return fits
+
+
+def _kv_bytes(spec: UnitSpec, model: Model, engine: Engine) -> int:
+    """Bytes of all ranks' KV caches in one unit."""
+    return sum(
+        planned_memory(
+            model, layout, engine, rank, kv_blocks(spec, layout), spec.block_tokens, layers=spec.layers
+        )[1]
         for layout in (spec.layout, *((spec.prefill,) if spec.prefill else ()))
         for rank in range(layout.size)
-    )
-    fits = max(1, share // max(1, block)) * span
-    if fits < wanted:
-        note(f"KV for {fits:,} tokens, not {wanted:,}: a quarter of this machine's free memory")
-    return min(fits, wanted)
-
-
-def _free_bytes() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 4 * 2**30
+    )  # fmt: skip

@@ -113,7 +113,9 @@ def _said(rank: int, said: Trouble, ready: bool) -> Over:
     where = f"rank {rank}" + (f": {said.where}" if said.where else "")
     error = kind(said.message, where=where, expected=said.expected)
     error.exit_code = said.code
-    return Over(Fault((rank,), "error" if ready else "start", str(error)), error)
+    # A fault names its ranks itself (supervise.health.described): its words do not name them again.
+    words = str(kind(said.message, where=said.where, expected=said.expected))
+    return Over(Fault((rank,), "error" if ready else "start", words), error)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -4,27 +4,38 @@ from collections.abc import Sequence
 
 import torch
 
+from linkwise.core.errors import InputError
 from linkwise.runtime.steps import Draw
 
 _SEEDS = 1 << 63  # as many as torch takes
 _STRIDE = 0x9E3779B97F4A7C15  # odd: positions of one seed never meet, and neighbours land far apart
 _LIKELY = 1024  # of these the smallest set is sought first; sorting a whole vocabulary takes milliseconds
 
+_COLD = 1e-5  # of a temperature: below it logits this close differ by nothing they were computed to; taken as greedy
+
 
 def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:
-    """One token per row of logits [rows, vocab]. positions: of the token drawn, in its request."""
+    """One token per row of logits [rows, vocab]. positions: of the token drawn, in its request.
+
+    Raises InputError when a row's logits hold a NaN, or its most likely token's is infinite.
+    """
     if not draws:
         return []
-    best = logits.argmax(dim=-1).tolist()
+    highest = logits.argmax(dim=-1, keepdim=True)
+    # A NaN is the maximum of its row, so that a look at the maxima finds every one of them.
+    if not logits.gather(-1, highest).isfinite().all():
+        raise InputError("logits are not finite", where="weights", expected="finite numbers in a dtype that holds them")
+    best = highest[:, 0].tolist()
     return [
-        int(best[row]) if how.temperature <= 0.0 else _drawn(logits[row], how, position)
+        int(best[row]) if how.temperature < _COLD else _drawn(logits[row], how, position)
         for row, (how, position) in enumerate(zip(draws, positions, strict=True))
     ]
 
 
 def _drawn(logits: torch.Tensor, how: Draw, position: int) -> int:
     # On the host: generators of other devices draw other numbers.
-    mass = torch.softmax(logits.cpu().double() / how.temperature, dim=-1)
+    exact = logits.cpu().double()
+    mass = torch.softmax((exact - exact.max()) / how.temperature, dim=-1)
     if how.top_p >= 1.0:
         return _pick(mass, how.seed, position)
     kept, tokens = _smallest(mass, how.top_p)

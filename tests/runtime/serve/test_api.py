@@ -1,6 +1,7 @@
 """The API as its clients use it: the `openai` client unchanged, and what it cannot send."""
 
 import json
+import logging
 import threading
 import time
 from typing import Any
@@ -13,10 +14,12 @@ from tests.supervise.fake import FakeUnit, until
 
 from linkwise.runtime.serve.answer import Stops
 from linkwise.runtime.serve.limits import Limits, is_local
+from linkwise.runtime.serve.run import QUIET_S, Seldom
 from linkwise.supervise.types import Fault
 
 CHAT = [{"role": "user", "content": "hi there"}]
 CHAT_TEXT = "user:hi there"
+ABORTED = 'vllm:request_success_total{finished_reason="abort"'
 DEAD = Fault((1,), "dead", "rank 1 was killed by signal 9", 0.2)
 
 
@@ -214,7 +217,7 @@ def test_request_ids_come_back(server) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_request(server) -> None:
-    before = server.metric('vllm:request_success_total{finished_reason="abort"')
+    before = server.metric(ABORTED)
     with httpx.stream(
         "POST", f"{server.url}/v1/completions", json={"prompt": "gone", "max_tokens": 4000, "stream": True}
     ) as stream:
@@ -223,7 +226,7 @@ def test_a_client_that_goes_away_frees_its_request(server) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "gone", "max_tokens": 4000}, timeout=0.2)
     assert until(lambda: server.supervisor.live == 0 and all(u.load.running == 0 for u in server.units))
-    assert until(lambda: server.metric('vllm:request_success_total{finished_reason="abort"') == before + 2)
+    assert until(lambda: server.metric(ABORTED) == before + 2)
 
 
 def test_metrics_count_requests_and_tokens(server) -> None:
@@ -334,10 +337,16 @@ def test_limits(serve) -> None:
     assert full.status_code == 429
     assert full.headers["retry-after"] == "1"
     assert full.json()["error"]["type"] == "rate_limit_error"
+    assert server.metric(ABORTED) == 0
     for thread in threads:
         thread.join()
     assert [a.status_code for a in answers] == [504, 504]
     assert until(lambda: server.supervisor.live == 0)
+    assert server.metric(ABORTED) == 2  # those that were admitted, and not the one with 429
+    # Two of three prompts are admitted, and cancelled when the third one is not.
+    assert server.ask(["x", "y", "z"], 5).status_code == 429
+    assert until(lambda: server.supervisor.live == 0)
+    assert server.metric(ABORTED) == 4
     unit.frozen = False
     assert until(lambda: unit.load.running == 0)
     assert server.ask("x", 5).status_code == 200
@@ -373,3 +382,16 @@ def test_sampled_text_is_seeded(server) -> None:
     assert job.sampling == (0.5, 0.9, 7)
     assert job.trace
     assert "seed" not in job.trace
+
+
+def test_a_warning_is_said_again_after_a_minute_and_errors_always() -> None:
+    now = [0.0]
+    seldom = Seldom(lambda: now[0])
+
+    def said(words: str, level: int = logging.WARNING) -> bool:
+        return bool(seldom.filter(logging.LogRecord("uvicorn.error", level, "", 0, words, None, None)))
+
+    assert [said("Invalid"), said("Invalid"), said("Other")] == [True, False, True]
+    assert said("Broken", logging.ERROR) and said("Broken", logging.ERROR)
+    now[0] = QUIET_S
+    assert [said("Invalid"), said("Invalid")] == [True, False]

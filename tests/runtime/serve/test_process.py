@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -152,6 +154,47 @@ def test_sigterm_ends_everything(served: Served) -> None:
     assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
 
 
+def test_sigterm_while_it_loads_ends_with_0(folder: Path) -> None:
+    """From the moment the command runs; the interpreter and the command line take a moment before that."""
+    words = (
+        "import os, signal, sys\n"
+        "from linkwise import cli, cli_serve\n"
+        "cli_serve._needs = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", words, "serve", "--weights", str(folder), "--port", "0"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=UP_S)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_garbage_on_the_port_is_said_once(folder: Path) -> None:
+    process = Served(folder, "--port", "0")
+    try:
+        address = urlsplit(process.address())
+        for _ in range(20):
+            with socket.create_connection((address.hostname, address.port), timeout=10) as line:
+                line.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+                line.recv(4096)
+    finally:
+        process.end()
+    assert sum("Invalid HTTP request" in line for line in process.lines) == 1
+
+
+def test_weights_with_a_nan_end_it_with_the_rank(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    command = [sys.executable, "-m", "linkwise", "run", "--weights", str(tmp_path), "--prompt", "x", "--layout", "pp=2"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=UP_S)
+    assert ended.returncode == 2
+    assert "rank 1: weights: logits are not finite" in ended.stderr
+    assert ended.stderr.count("rank 1") == 1 and ended.stdout == ""
+
+
 def test_weights_that_miss_a_tensor_end_it_with_one_error(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -163,3 +206,4 @@ def test_weights_that_miss_a_tensor_end_it_with_one_error(folder: Path, tmp_path
     errors = [line for line in broken.lines if "error:" in line]
     assert len(errors) == 1
     assert "layers.2" in errors[0]
+    assert errors[0].count("rank 0") == 1

@@ -10,6 +10,7 @@ from tests.runtime.serve.words import written
 from tests.supervise.fake import FakeUnit
 
 from linkwise.core.errors import InputError
+from linkwise.runtime.serve.limits import Limits
 from linkwise.runtime.serve.spans import Spans
 from linkwise.supervise.types import Fault
 
@@ -81,3 +82,17 @@ def test_a_request_without_a_parent_begins_a_trace(spans) -> None:
 def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         Spans(tmp_path / "none" / "spans.jsonl", "m")
+
+
+def test_a_refused_request_leaves_no_spans(serve, tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    unit = FakeUnit("a")
+    unit.frozen = True
+    server = serve(unit, spans=path, max_waiting=1, limits=Limits(timeout_s=2.0))
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    body = {"prompt": ["admitted", "refused"], "max_tokens": 4}
+    assert server.client.post("/v1/completions", json=body, headers=headers).status_code == 429
+    server.service.spans.close()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [s["name"] for one in found for r in one["resourceSpans"] for p in r["scopeSpans"] for s in p["spans"]]
+    assert sorted(names) in (["queue", "request"], ["prefill", "queue", "request"])  # of the one that was admitted

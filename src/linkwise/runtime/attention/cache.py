@@ -1,9 +1,11 @@
 """Paged keys and values of one rank: blocks of entries that requests are given and give back."""
 
+import math
 from typing import Any
 
 import torch
 
+from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.runtime.arch import Arch, Heads
 
@@ -44,13 +46,20 @@ class Cache:
     ) -> None:
         self.blocks, self.block_tokens = blocks, block_tokens
         # Zeros, not whatever memory holds: entries nobody wrote are read under a mask, and 0 * NaN is NaN.
-        self.layers: list[tuple[Tensor, ...]] = [
-            tuple(
-                torch.zeros((blocks, block_tokens, *shape), dtype=dtype, device=device)
-                for shape in entry_shapes(arch, layout)
-            )
-            for _ in range(layers)
-        ]
+        try:
+            self.layers: list[tuple[Tensor, ...]] = [
+                tuple(
+                    torch.zeros((blocks, block_tokens, *shape), dtype=dtype, device=device)
+                    for shape in entry_shapes(arch, layout)
+                )
+                for _ in range(layers)
+            ]
+        except (RuntimeError, MemoryError, OverflowError):  # of whatever kind: the allocator of each device has its own
+            entry = sum(math.prod(shape) for shape in entry_shapes(arch, layout))
+            size = layers * blocks * block_tokens * entry * dtype.itemsize
+            raise InputError(
+                f"a KV cache of {size:,} bytes cannot be allocated", where="kv_tokens", expected="fewer tokens of KV"
+            ) from None
 
     @property
     def nbytes(self) -> int:

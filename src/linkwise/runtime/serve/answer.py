@@ -83,12 +83,14 @@ class Answer:
         self._news = asyncio.Event()
         self._told = False  # the loop was told and has not looked yet
         self._ones = [_One(f"{id}-{n}", len(p), text.stream(), ask.stops, trails[n]) for n, p in enumerate(ask.prompts)]
+        wanted, self._ones = self._ones, []
         try:
-            for number, one in enumerate(self._ones):
+            for number, one in enumerate(wanted):
                 job = Job(one.id, ask.prompts[number], ask.max_tokens[number], ask.sampling, ask.stop_ids, trace=trace)
                 supervisor.submit(job, self._sink(number))
+                self._ones.append(one)
         except Refused as error:
-            self.close()
+            self.close()  # those that were admitted; the others never were requests of ours
             metrics.refused("full" if error.full else "down")
             raise ApiError(429 if error.full else 503, error.message, retry_s=error.retry_s) from None
 

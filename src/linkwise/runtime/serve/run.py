@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from linkwise.supervise.supervisor import Supervisor
 BACKLOG = 1024
 MAX_CONNECTIONS = 4096
 CLOSE_S = 1.0  # for the last answers to leave
+QUIET_S = 60.0  # a warning is not said again for so long: whoever reaches the port causes as many as he likes
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -54,6 +57,26 @@ def check_host(host: str, key: str, *, no_key: bool) -> None:
         )
 
 
+class Seldom(logging.Filter):
+    """Lets each warning through once in QUIET_S; errors always."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock, self._said = clock, dict[str, float]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR:
+            return True
+        now, words = self._clock(), str(record.msg)  # the words before values are put in, of which there are few
+        if now - self._said.get(words, -QUIET_S) < QUIET_S:
+            return False
+        self._said[words] = now
+        return True
+
+
+_SELDOM = Seldom()  # of the process, as its loggers are
+
+
 class _Server(uvicorn.Server):
     """uvicorn's, without its signal handlers: the end is ours."""
 
@@ -78,6 +101,7 @@ async def _serve(service: Service, listener: socket.socket, say: Callable[[str],
         timeout_keep_alive=30, server_header=False, ws="none", limit_concurrency=MAX_CONNECTIONS,
     )  # fmt: skip
     server = _Server(config)
+    logging.getLogger("uvicorn.error").addFilter(_SELDOM)
     signals: list[int] = []
     asked, hurry = asyncio.Event(), asyncio.Event()
 

@@ -101,13 +101,11 @@ class Weights:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self.source:
-            raise InputError(f"tensor {name} is missing", where=f"weights, rank {self.rank}")
+            raise InputError(f"tensor {name} is missing", where="weights")
         shape = tuple(self.source.shape(name))
         wanted = expected(self.arch, name) if self.arch else shape
         if shape != wanted:
-            raise InputError(
-                f"tensor {name} is {list(shape)}", where=f"weights, rank {self.rank}", expected=f"{list(wanted)}"
-            )
+            raise InputError(f"tensor {name} is {list(shape)}", where="weights", expected=f"{list(wanted)}")
         return shape
 
     def _cut(self, name: str, extent: int, axis: str, units: int) -> tuple[int, int]:
