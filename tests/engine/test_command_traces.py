@@ -105,6 +105,7 @@ VALUES = {
     "weight_dtype": "fp8", "lora_count": "3",
 }  # fmt: skip
 # tp 2 and what divides it: the other degrees need ranks to divide.
+GIVEN = {"model", "tp", "layout", "redundant_experts"}
 BASE = {
     "vllm": "vllm serve m -tp 2",
     "sglang": "sglang serve --model-path m --tp 2",
