@@ -15,6 +15,7 @@ import typer
 
 from linkwise import api, cli_base, streams
 from linkwise.core.errors import InputError, LinkwiseError
+from linkwise.core.layout import parse_layout
 from linkwise.core.printable import printable
 from linkwise.core.units import parse_time
 
@@ -72,7 +73,7 @@ def run(
 ) -> int:  # fmt: skip
     """Run a prompt through the ranks of a plan, on this machine or where torchrun or srun started them."""
     from linkwise.dist.launch import from_environment
-    from linkwise.runtime.asked import layout_of, settle
+    from linkwise.runtime.asked import settle
 
     _given(plan, weights, prompt, layout)
     _drawable(temperature, top_p)
@@ -80,8 +81,8 @@ def run(
     asked = settle(
         weights,
         plan=_plan(plan) if plan else None,
-        layout=layout_of(layout) if layout else None,
-        prefill=layout_of(prefill, "--prefill") if prefill else None,
+        layout=parse_layout(layout) if layout else None,
+        prefill=parse_layout(prefill, "--prefill") if prefill else None,
         dtype=dtype,
         kv_tokens=kv_tokens,
         timeout_s=parse_time(timeout, where="--timeout"),

@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 from linkwise import api
 from linkwise.cli import main
 from linkwise.core.errors import InputError
-from linkwise.core.layout import Layout
+from linkwise.core.layout import Layout, parse_layout
 from linkwise.model.types import Model, Split, replace
 from linkwise.plan.types import Plan
-from linkwise.runtime.asked import KV_TOKENS, kv_blocks, layout_of, settle
+from linkwise.runtime.asked import KV_TOKENS, kv_blocks, settle
 from linkwise.runtime.check import run_as
 
 CONFIG = {
@@ -33,14 +33,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_layouts_are_read() -> None:
-    assert layout_of("tp=2, pp=2") == Layout(tp=2, pp=2)
-    assert layout_of("tp=2,sequence_sharded") == Layout(tp=2, sequence_sharded=True)
+    assert parse_layout("tp=2, pp=2") == Layout(tp=2, pp=2)
+    assert parse_layout("tp=2,sequence_sharded") == Layout(tp=2, sequence_sharded=True)
 
 
 @pytest.mark.parametrize("text", ["", "tp", "tp=", "tp=-1", "tp=2,tp=2", "tp=0", "xp=2", "tp=٢", "tp=2,dcp=3"])
 def test_layouts_that_are_none(text: str) -> None:
     with pytest.raises(InputError):
-        layout_of(text)
+        parse_layout(text)
 
 
 def test_sizes_are_settled(folder: Path) -> None:

@@ -29,7 +29,6 @@ from linkwise.runtime.scheduler import Limits
 KV_TOKENS = 16_384  # where neither a plan nor the user says
 KV_SHARE = 0.25  # of the host's free memory, for the KV of all ranks on it
 DTYPES = ("float32", "bfloat16", "float16")
-_DEGREES = ("pp", "cp", "dp_attn", "tp", "dcp", "ep")
 
 
 class Asked(NamedTuple):
@@ -39,29 +38,6 @@ class Asked(NamedTuple):
     model: Model
     engine: Engine
     notes: tuple[str, ...]
-
-
-def layout_of(text: str, where: str = "--layout") -> Layout:
-    """A layout from `tp=2,pp=2`; `sequence_sharded` alone is a word of it."""
-    given: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if name in given:
-            raise InputError(f"{name} twice in {text[:80]!r}", where=where, expected="each degree once")
-        if name == "sequence_sharded" and not equals:
-            given[name] = True
-        elif name in _DEGREES and value.isascii() and value.isdigit() and len(value) <= 6:
-            given[name] = int(value)
-        else:
-            raise InputError(
-                f"{part.strip()[:40]!r}",
-                where=where,
-                expected=f"tp=2,pp=2: of {', '.join(_DEGREES)}, and sequence_sharded",
-            )
-    try:
-        return Layout(**given)
-    except InputError as error:
-        raise InputError(error.message, where=where, expected=error.expected) from None
 
 
 def settle(

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
-from linkwise.core.layout import Layout
+from linkwise.core.layout import Layout, parse_layout
 from linkwise.plan.handoff_types import Handoff
 from linkwise.plan.types import Plan
-from linkwise.runtime.asked import Asked, layout_of
+from linkwise.runtime.asked import Asked
 from linkwise.runtime.driver import LocalUnit
 from linkwise.supervise.rank_map import Found, Mapped, Put
 from linkwise.supervise.types import Unit
@@ -36,8 +36,8 @@ def wanted(given: Any, *, layout: str, prefill: str, replicas: int | None) -> Wa
     if not 1 <= count <= MAX_REPLICAS:
         raise InputError(f"{count} replicas", where="--replicas", expected=f"1..{MAX_REPLICAS}")
     if given is None:
-        one = layout_of(layout) if layout else None
-        return Wanted(None, one, layout_of(prefill, "--prefill") if prefill else None, count)
+        one = parse_layout(layout) if layout else None
+        return Wanted(None, one, parse_layout(prefill, "--prefill") if prefill else None, count)
     if layout or prefill:
         raise InputError(f"{layout or prefill!r} beside a plan, which has a layout", where="--layout, --prefill")
     if isinstance(given, Handoff):
