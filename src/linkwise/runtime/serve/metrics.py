@@ -91,7 +91,7 @@ class Metrics:
         self._refused.labels(self._model, reason).inc()
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return bytes(generate_latest(self.registry))
 
 
 class _Units:
