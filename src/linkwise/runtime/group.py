@@ -221,7 +221,8 @@ class Group:
             return
         for pool in self.pools:
             while (step := pool.scheduler.schedule()) is not None:
-                pool.open[step.number] = Open(set(pool.samplers))
+                # What is observed is compared whole: a step is then over when every rank has told of it.
+                pool.open[step.number] = Open(set(pool.ranks if self.spec.observe else pool.samplers))
                 if self.spec.observe and self.ready and len(self.observed) < MAX_OBSERVED:
                     self.observed.append(Observed(step, None, pool.first, {}))
                 traces = pool.scheduler.traces(step.number) if self.spec.trace else ()
