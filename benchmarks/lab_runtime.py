@@ -27,7 +27,8 @@ from linkwise.measure.lab.exercise import Exercise
 from linkwise.measure.lab.topology import Wiring
 from linkwise.model.read import load
 from linkwise.runtime.check import expected, run_as
-from linkwise.runtime.steps import Draw, Row, Step
+from linkwise.runtime.steps import Row, Step
+from linkwise.supervise.types import Sampling
 
 ASKED = 0.02
 PROMPT, DECODING, BLOCK = 1024, 8, 16
@@ -48,8 +49,8 @@ def steps(layout: Layout) -> tuple[Step, ...]:
     """A prompt and a decode step, the same requests on every attention replica."""
     per = BLOCK * layout.cp * layout.dcp
     prompt_blocks = -(-PROMPT // per)
-    prompt = Row(0, 0, tuple(i % 500 for i in range(PROMPT)), True, Draw(), tuple(range(1, prompt_blocks + 1)))
-    rows = tuple(Row(1 + i, 0, (i,), False, Draw(), (prompt_blocks + 1 + i,)) for i in range(DECODING))
+    prompt = Row(0, 0, tuple(i % 500 for i in range(PROMPT)), True, Sampling(), tuple(range(1, prompt_blocks + 1)))
+    rows = tuple(Row(1 + i, 0, (i,), False, Sampling(), (prompt_blocks + 1 + i,)) for i in range(DECODING))
     return tuple(Step(number, (batch,) * layout.dp_attn) for number, batch in enumerate(((prompt,), rows)))
 
 

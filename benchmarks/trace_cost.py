@@ -147,8 +147,9 @@ def rank(folder: Path, blocks: int) -> int:
     from linkwise.runtime.comm import Comm
     from linkwise.runtime.recorder import open_recorder
     from linkwise.runtime.stage import Stage
-    from linkwise.runtime.steps import Draw, Row, Step
+    from linkwise.runtime.steps import Row, Step
     from linkwise.runtime.weights.source import open_source
+    from linkwise.supervise.types import Sampling
     from linkwise.trace.read import read_folder
 
     torch.set_num_threads(1)
@@ -169,7 +170,7 @@ def rank(folder: Path, blocks: int) -> int:
             comm.listener = made.heard if traced else None
             began = time.perf_counter()
             for _ in range(BLOCK):
-                row = Row(1, number % 1024, (number % VOCAB,), False, Draw(), tuple(range(1, 66)))
+                row = Row(1, number % 1024, (number % VOCAB,), False, Sampling(), tuple(range(1, 66)))
                 step = Step(number, ((row,),))
                 if traced:
                     made.begin(step, (("0123456789abcdef",),))

@@ -23,7 +23,8 @@ from tests.runtime.families import CHUNKS, NEW_TOKENS, made
 from tests.runtime.observed import Watch
 
 from linkwise.core.layout import Layout
-from linkwise.runtime.steps import FILLER, SCRATCH, Draw, Row, Step, batch_rows, sampling_cp
+from linkwise.runtime.steps import FILLER, SCRATCH, Row, Step, batch_rows, sampling_cp
+from linkwise.supervise.types import Sampling
 
 RANKS = 4
 BLOCK_TOKENS = 4  # small, so that requests take several blocks
@@ -183,12 +184,12 @@ def steps(requests: list[Asked], layout: Layout, drawn: list[list[int]]) -> Iter
             if len(new) == NEW_TOKENS or number < one.number // 2:
                 continue
             if new:
-                decode[one.replica].append(Row(one.number, start, (new[-1],), False, Draw(), one.blocks))
+                decode[one.replica].append(Row(one.number, start, (new[-1],), False, Sampling(), one.blocks))
                 done[one.number] += 1
                 continue
             ends = [sum(one.chunks[: i + 1]) for i in range(len(one.chunks))]
             end = next(e for e in ends if e > start)
-            how = Draw() if end == len(one.prompt) else None
+            how = Sampling() if end == len(one.prompt) else None
             prompts[one.replica].append(Row(one.number, start, tuple(one.prompt[start:end]), True, how, one.blocks))
             done[one.number] = end
         batches = [(*first, *then) for first, then in zip(decode, prompts, strict=True)]

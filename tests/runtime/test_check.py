@@ -21,7 +21,8 @@ from linkwise.runtime.check import (
     planned_memory,
     run_as,
 )
-from linkwise.runtime.steps import FILLER, SCRATCH, Draw, Row, Step
+from linkwise.runtime.steps import FILLER, SCRATCH, Row, Step
+from linkwise.supervise.types import Sampling
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 3,
@@ -40,11 +41,11 @@ def model(config=LLAMA, dtype="float32"):
 
 
 def decode(number, start):
-    return Row(number, start, (1,), False, Draw(), (1, 2, 3))
+    return Row(number, start, (1,), False, Sampling(), (1, 2, 3))
 
 
 def prompt(number, start, count, last=True):
-    return Row(number, start, (1,) * count, True, Draw() if last else None, (4, 5, 6))
+    return Row(number, start, (1,) * count, True, Sampling() if last else None, (4, 5, 6))
 
 
 def brief(calls):

@@ -25,9 +25,12 @@ from linkwise.runtime.control import (
     new_token,
     same_token,
 )
-from linkwise.runtime.steps import Draw, Row, Step
+from linkwise.runtime.steps import Row, Step
+from linkwise.supervise.types import Sampling
 
-STEP = Step(3, ((Row(7, 4, (1, 2), True, Draw(0.5, 0.9, 2**63 - 1), (1, 2)), Row(-1, 0, (0,), False, None, ())), ()))
+STEP = Step(
+    3, ((Row(7, 4, (1, 2), True, Sampling(0.5, 0.9, 2**63 - 1), (1, 2)), Row(-1, 0, (0,), False, None, ())), ())
+)
 
 
 def test_messages_survive_any_cut() -> None:

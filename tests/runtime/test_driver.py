@@ -235,6 +235,15 @@ def test_a_slow_participant_is_known_before_anything_fails(driven: Any) -> None:
     assert arrivals[1].own_s > 0.04 and arrivals[1].own_s > arrivals[1].others_s + 0.02
 
 
+def test_an_observed_request_ends_when_every_rank_has_told(driven: Any) -> None:
+    one = driven(Layout(tp=2), observe=True).ready()
+    for number in range(20):  # rank 0 draws: what rank 1 saw of the last step may come after the last token
+        one.submit(str(number), [1, 2, 3], 3)
+        one.until_end(1)
+        assert one.unit.observed
+        assert all(set(step.seen) == {0, 1} for step in one.unit.observed)
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "word"),
     [({"missing_on": 1}, 2, "tensor 'x' is missing"), ({"exits_on": 1}, None, "no such library")],

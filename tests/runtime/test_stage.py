@@ -17,8 +17,9 @@ from linkwise.runtime.moe import expert_shares
 from linkwise.runtime.shapes import expected
 from linkwise.runtime.split.tensor import Rows
 from linkwise.runtime.stage import Stage
-from linkwise.runtime.steps import Draw, Row, Step
+from linkwise.runtime.steps import Row, Step
 from linkwise.runtime.weights.source import open_source
+from linkwise.supervise.types import Sampling
 
 
 def test_a_step_draws_for_the_rows_that_want_it_and_counts_experts_rows(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_a_step_draws_for_the_rows_that_want_it_and_counts_experts_rows(tmp_path
     arch = read_arch(source.fields, where="config.json", dtype=source.dtype)
     stage = Stage(arch, Layout(), 0, Comm({}), source, kv_blocks=4, block_tokens=8)
     texts = [(5, 17, 3, 99), (8, 8, 1), (64, 2)]
-    hows = [Draw(), None, Draw()]
+    hows = [Sampling(), None, Sampling()]
     rows = [Row(i, 0, text, True, how, (i + 1,)) for i, (text, how) in enumerate(zip(texts, hows, strict=True))]
     drawn = stage.run(Step(7, (tuple(rows),)))
     with torch.no_grad():

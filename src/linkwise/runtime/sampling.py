@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from linkwise.core.errors import InputError
-from linkwise.runtime.steps import Draw
+from linkwise.supervise.types import Sampling
 
 _SEEDS = 1 << 63  # as many as torch takes
 _STRIDE = 0x9E3779B97F4A7C15  # odd: positions of one seed never meet, and neighbours land far apart
@@ -14,7 +14,7 @@ _LIKELY = 1024  # of these the smallest set is sought first; sorting a whole voc
 _COLD = 1e-5  # of a temperature: below it logits this close differ by nothing they were computed to; taken as greedy
 
 
-def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:
+def draw(logits: torch.Tensor, draws: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
     """One token per row of logits [rows, vocab]. positions: of the token drawn, in its request.
 
     Raises InputError when a row's logits hold a NaN, or its most likely token's is infinite.
@@ -32,7 +32,7 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) 
     ]
 
 
-def _drawn(logits: torch.Tensor, how: Draw, position: int) -> int:
+def _drawn(logits: torch.Tensor, how: Sampling, position: int) -> int:
     # On the host: generators of other devices draw other numbers.
     exact = logits.cpu().double()
     mass = torch.softmax((exact - exact.max()) / how.temperature, dim=-1)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from linkwise.core.layout import Layout
 from linkwise.runtime.blocks import Blocks, chained
-from linkwise.runtime.steps import FILLER, Draw, Row, Step, batch_rows
+from linkwise.runtime.steps import FILLER, Row, Step, batch_rows
 from linkwise.supervise.types import Event, Finished, Job, Load, Token
 
 
@@ -66,10 +66,6 @@ class Request:
     again: bool = False
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
-
-    @property
-    def draw(self) -> Draw:
-        return Draw(*self.job.sampling)
 
 
 class Scheduler:
@@ -230,7 +226,7 @@ class Scheduler:
 
     def _row(self, request: Request, end: int, *, prompt: bool) -> tuple[Row, Request]:
         request.busy = True
-        draw = request.draw if end == len(request.tokens) else None
+        draw = request.job.sampling if end == len(request.tokens) else None
         new = tuple(request.tokens[request.computed : end])
         return Row(request.number, request.computed, new, prompt, draw, tuple(request.blocks)), request
 

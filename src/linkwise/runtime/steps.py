@@ -6,16 +6,10 @@ replicas are made equally long by the driver with filler rows, so that every ran
 
 from typing import NamedTuple
 
+from linkwise.supervise.types import Sampling
+
 FILLER = -1  # Row.request of a row that only makes attention replicas equally long; its KV goes to block 0
 SCRATCH = 0  # this block belongs to no request
-
-
-class Draw(NamedTuple):
-    """How the token after a row's last one is drawn; fields as in supervise.types.Sampling."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
 
 
 class Row(NamedTuple):
@@ -33,7 +27,7 @@ class Row(NamedTuple):
     start: int
     tokens: tuple[int, ...]
     prompt: bool
-    draw: Draw | None
+    draw: Sampling | None
     blocks: tuple[int, ...]
 
     @property

@@ -12,7 +12,8 @@ from linkwise.runtime.attention.cache import Cache
 from linkwise.runtime.attention.view import View, view_of
 from linkwise.runtime.comm import Comm
 from linkwise.runtime.split.tensor import Weights
-from linkwise.runtime.steps import FILLER, Draw, Row
+from linkwise.runtime.steps import FILLER, Row
+from linkwise.supervise.types import Sampling
 
 VOCAB, HIDDEN, BLOCK = 128, 32, 4
 _SHARED = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -157,7 +158,7 @@ def batches(plan: Plan, *, filler: bool = False) -> list[tuple[Row, ...]]:
         rows = [Row(FILLER, 0, (0,), False, None, ())] if filler else []
         for number, new, prompt in step:
             request, start = REQUESTS[number], known[number]
-            draw = Draw() if start + new == len(request.tokens) or not prompt else None
+            draw = Sampling() if start + new == len(request.tokens) or not prompt else None
             rows.append(Row(number, start, request.tokens[start : start + new], prompt, draw, request.blocks))
             known[number] = start + new
         if filler and rows[-1].prompt:

@@ -15,10 +15,11 @@ from linkwise.plan.inventory import inventory, token_bytes
 from linkwise.runtime.arch import read_arch
 from linkwise.runtime.attention.cache import Cache
 from linkwise.runtime.attention.view import Sampled, view_of
-from linkwise.runtime.steps import FILLER, Draw, Row
+from linkwise.runtime.steps import FILLER, Row
+from linkwise.supervise.types import Sampling
 
-PROMPT = Row(5, 3, (10, 11, 12, 13, 14), True, Draw(), (7, 4))  # positions 3 .. 7
-DECODE = Row(6, 4, (20,), False, Draw(), (2, 9))
+PROMPT = Row(5, 3, (10, 11, 12, 13, 14), True, Sampling(), (7, 4))  # positions 3 .. 7
+DECODE = Row(6, 4, (20,), False, Sampling(), (2, 9))
 
 
 def _written(batch: tuple[Row, ...], layout: Layout, rank: int, block: int = 4) -> dict[int, int]:

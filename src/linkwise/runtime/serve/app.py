@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import secrets
 import time
@@ -25,6 +24,7 @@ from linkwise.runtime.serve.metrics import Metrics
 from linkwise.runtime.serve.spans import Spans
 from linkwise.supervise.health import Health
 from linkwise.supervise.supervisor import Supervisor
+from linkwise.trace.events import request_key
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -184,7 +184,7 @@ class _Routes:
 
     def _answer(self, ask: asks.Ask, id: str, request: Request) -> Answer:
         service = self._service
-        trace = hashlib.blake2b(id.encode(), key=self._trace_key, digest_size=8).hexdigest()
+        trace = request_key(id, self._trace_key)
         sampling = {"gen_ai.request.temperature": ask.sampling.temperature, "gen_ai.request.top_p": ask.sampling.top_p}
         trails = [
             service.spans.trail(
