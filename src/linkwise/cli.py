@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from linkwise import (
-    api,
     cli_cluster,
     cli_lab,
     cli_measure,
@@ -136,6 +135,8 @@ def fit(
     model: ModelName, on: On, engine: EngineName = "vllm", *, settings: Any, ranks: Ranks = False, json: Json = False
 ) -> int:
     """Does it fit? What is the first thing that does not?"""
+    from linkwise import api
+
     found = api.fit(model, on, engine=engine, **settings)
     keep("fit", found)
     if json:
@@ -165,6 +166,8 @@ def plan(
     json: Json = False,
 ) -> int:
     """How is it split, what does each link carry, how long does it take, and why this way?"""
+    from linkwise import api
+
     found = api.plan(model, on, engine=engine, from_command=from_command, **settings)
     from linkwise.report import plan as screens
 
@@ -201,6 +204,7 @@ def explain(
     json: Json = False,
 ) -> int:
     """The chain behind any figure."""
+    from linkwise import api
     from linkwise.report import chain as screens
 
     kind, colon, rest = source.partition(":")
@@ -234,6 +238,8 @@ def compare(
     json: Json = False,
 ) -> int:
     """Two plans side by side: memory, bytes, time, failure boundary."""
+    from linkwise import api
+
     found = api.compare(a, b)
     if json:
         print_json(found)
@@ -268,6 +274,7 @@ def handoff(
     json: Json = False,
 ) -> int:
     """Prefill and decode on different ranks: what the KV between takes. Exit code 1: it does not serve the rate."""
+    from linkwise import api
     from linkwise.plan.handoff_types import HandoffOptions
 
     found = api.handoff(
@@ -308,18 +315,24 @@ _command()(cli_weights.weights)
 @_command()
 def models(*, json: Json = False) -> int:
     """Models known by name, with sources."""
+    from linkwise import api
+
     return _table("models", api.models(), json)
 
 
 @_command()
 def hardware(*, json: Json = False) -> int:
     """Accelerators known by name, with sources."""
+    from linkwise import api
+
     return _table("hardware", api.hardware(), json)
 
 
 @_command()
 def engines(*, json: Json = False) -> int:
     """Engines known: versions, defaults, sources."""
+    from linkwise import api
+
     return _table("engines", api.engines(), json)
 
 

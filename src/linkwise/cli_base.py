@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from linkwise import api, streams
+from linkwise import streams
 from linkwise.core.errors import InputError
 from linkwise.core.schema import encode_json
 
@@ -29,6 +29,8 @@ def _cache(kind: str) -> Path:
 
 def keep(kind: str, value: Any) -> None:
     """Keep the last result for `explain fit:...`. A machine without a writable cache is told, not stopped."""
+    from linkwise import api
+
     try:
         path = _cache(kind)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,6 +40,8 @@ def keep(kind: str, value: Any) -> None:
 
 
 def kept(kind: str) -> Any:
+    from linkwise import api
+
     path = _cache(kind)
     if not os.path.lexists(path):
         raise InputError(f"no last {kind}", where=str(path), expected=f"a `linkwise {kind}` run before")

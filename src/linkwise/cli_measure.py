@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from linkwise import api, cli_base
+from linkwise import cli_base
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 from linkwise.core.units import parse_time
@@ -65,6 +65,8 @@ def measure(
     json: Json = False,
 ) -> int:
     """What do the links really give? Or, with --plan alone: does the plan's communication take what it predicts?"""
+    from linkwise import api
+
     if not on and not plan:
         raise InputError("neither a cluster nor a plan", expected="--on CLUSTER, or --plan FILE to rehearse one")
     _only("--from", from_, kind=kind)
@@ -113,6 +115,8 @@ def check(
     json: Json = False,
 ) -> int:
     """Is every participant there, where it should be, and as fast as its peers? Exit code 1: no; 3: undecided."""
+
+    from linkwise import api
 
     if not on and not plan:
         raise InputError("neither a cluster nor a plan", expected="--on CLUSTER, --plan FILE or both")
@@ -230,6 +234,7 @@ def _never(name: str, given: Any, **others: Any) -> None:
 
 
 def _plan(path: str, calibration: str) -> "Plan":
+    from linkwise import api
     from linkwise.measure import calibration as calibrations
     from linkwise.measure.laid import with_constants
 

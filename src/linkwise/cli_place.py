@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linkwise import api_place, cli_base, streams
+from linkwise import cli_base, streams
 from linkwise.core.errors import InputError
 
 
@@ -36,6 +36,7 @@ def place(
     ] = False,
 ) -> int:
     """Which device takes which rank, for the least communication time? Exit code 1: no layout is feasible."""
+    from linkwise import api_place
     from linkwise.plan.binding import text
     from linkwise.report import placement as screens
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from linkwise import api, cli_base, streams
+from linkwise import cli_base, streams
 from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.layout import parse_layout
 from linkwise.core.printable import printable
 from linkwise.core.units import parse_time
 
 if TYPE_CHECKING:
+    from linkwise import api
     from linkwise.dist.launch import Start
     from linkwise.runtime.asked import Asked
     from linkwise.runtime.check import Comparison, Memory
@@ -132,7 +133,9 @@ def _here(environ: Mapping[str, str]) -> int:
     return max(1, int(said)) if said.isascii() and said.isdigit() and len(said) < 6 else 1
 
 
-def _plan(path: str) -> api.Plan:
+def _plan(path: str) -> "api.Plan":
+    from linkwise import api
+
     found = api.load(path)
     if not isinstance(found, api.Plan):
         raise InputError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from linkwise import api, streams
+from linkwise import streams
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_text
 from linkwise.core.units import parse_bytes, parse_time
@@ -131,6 +131,8 @@ def serve(
     ] = "30s",
 ) -> int:
     """An OpenAI-compatible server that survives a lost rank. Exit code 0 after SIGTERM."""
+    from linkwise import api
+
     _needs()
     from linkwise.runtime.asked import settle
     from linkwise.runtime.serve import units

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from linkwise import api
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 
@@ -46,6 +45,8 @@ def register(
         ] = False,
     ) -> int:
         """What does each link carry in a step, and which one is busy longest?"""
+        from linkwise import api
+
         found = api.traffic(
             last_plan() if source == "plan:" else source,
             step=step,

@@ -102,6 +102,13 @@ def test_kv_that_does_not_fit_offers_what_frees_it():
     assert of("llama-3.1-8b", "1xrtx-3090", Options(max_model_len=65_536, kv_dtype="fp8")).fits
 
 
+def test_an_option_the_engine_does_not_take_is_never_offered():
+    # Our own runtime stores KV in the dtype of the activations: fp8 would be refused.
+    asked = Options(max_model_len=65_536)
+    assert not any("fp8 KV" in change for change in of("llama-3.1-8b", "1xrtx-3090", asked, engine="linkwise").nearest)
+    assert "fp8 KV" in of("llama-3.1-8b", "1xrtx-3090", asked).nearest
+
+
 def test_concurrency_that_does_not_fit_offers_what_does():
     found = of("llama-3.1-8b", "1xh100-sxm", load=replace(LOAD, concurrency=500))
     assert found.ledger.shortfall.resource == "kv concurrency"

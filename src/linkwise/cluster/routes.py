@@ -36,17 +36,22 @@ def route(cluster: Cluster, a: int, b: int, *, relay: bool = True) -> tuple[Link
 def ways(cluster: Cluster, a: int, b: int, *, relay: bool = True) -> tuple[Way, ...]:
     """Every way from a to b as `route` has it, one for each pair of NICs that carries some; shares add up to 1."""
     shape = shape_of(cluster)
+    return tuple(
+        Way(share, tuple(link(shape, src, dst) for src, dst in pairwise(way)))
+        for share, way in stops(cluster, shape, a, b, relay=relay)
+    )
+
+
+def stops(cluster: Cluster, shape: Shape, a: int, b: int, *, relay: bool = True) -> list[tuple[float, tuple[str, ...]]]:
+    """`ways` as shares and vertices, for many pairs of one cluster. shape: its `shape_of`."""
     source, target = device(cluster, a), device(cluster, b)
     if source.node == target.node or cluster.tier((a, b)) is Tier.ISLAND:
-        stops = {_near(cluster, shape, source, target): 1}
-    else:
-        mine, theirs = cluster.nics_of(a), cluster.nics_of(b)
-        both = Counter(_pair(shape, mine, theirs, turn) for turn in range(lcm(len(mine), len(theirs))))
-        stops = {_far(cluster, shape, source, target, pair, relay): count for pair, count in both.items()}
-    whole = sum(stops.values())
-    return tuple(
-        Way(count / whole, tuple(link(shape, src, dst) for src, dst in pairwise(way))) for way, count in stops.items()
-    )
+        return [(1.0, _near(cluster, shape, source, target))]
+    mine, theirs = cluster.nics_of(a), cluster.nics_of(b)
+    both = Counter(_pair(shape, mine, theirs, turn) for turn in range(lcm(len(mine), len(theirs))))
+    found = {_far(cluster, shape, source, target, pair, relay): count for pair, count in both.items()}
+    whole = sum(found.values())
+    return [(count / whole, way) for way, count in found.items()]
 
 
 def connection(cluster: Cluster, a: int, b: int) -> tuple[Link, ...]:
@@ -128,8 +133,8 @@ def _neighbour(cluster: Cluster, a: Device, rail: int) -> Device | None:
     """The device of a's node and island with a NIC on a rail: one whose first it is, else any."""
     first = a.node * cluster.devices_per_node
     found = [
-        (cluster.nics_of(number).index(rail), number)
+        (nics.index(rail), number)
         for number in range(first, first + cluster.devices_per_node)
-        if rail in cluster.nics_of(number) and cluster.tier((a.id, number)) is Tier.ISLAND
+        if rail in (nics := cluster.nics_of(number)) and cluster.tier((a.id, number)) is Tier.ISLAND
     ]
     return device(cluster, min(found)[1]) if found else None

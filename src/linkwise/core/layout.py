@@ -1,13 +1,14 @@
 """The degrees of one serving group, and the rank grid every process group is a slice of (DESIGN §3)."""
 
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MAX_DEGREE = 65_536
 
@@ -120,7 +121,9 @@ def check_product(layout: Layout, ranks: int, *, where: str = "layout") -> None:
 
 
 @lru_cache(maxsize=1024)
-def _grid(layout: Layout) -> npt.NDArray[np.int64]:
+def _grid(layout: Layout) -> "npt.NDArray[np.int64]":
+    import numpy as np  # a tenth of a second, which reading a cluster does not pay
+
     return np.arange(layout.size).reshape(layout.pp, layout.cp, layout.dp_attn, layout.tp)
 
 
@@ -133,6 +136,8 @@ def groups(layout: Layout, axis: str) -> list[tuple[int, ...]]:
     axis: pp, cp, dp_attn, tp, dcp (contiguous parts of a tensor group), ep and moe_tp (a stage regridded as
     ep outer, moe_tp inner), stage (all ranks of a pipeline stage).
     """
+    import numpy as np
+
     grid = _grid(layout)
     if axis in {"pp", "cp", "dp_attn", "tp"}:
         position = ("pp", "cp", "dp_attn", "tp").index(axis)
@@ -151,6 +156,8 @@ def groups(layout: Layout, axis: str) -> list[tuple[int, ...]]:
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
     """The place of a rank on every axis."""
+    import numpy as np
+
     pp, cp, dp, tp = (int(x) for x in np.unravel_index(rank, _grid(layout).shape))
     inside = rank % layout.stage_size
     return {

@@ -13,10 +13,10 @@ used in an `if`, so a figure's chain can never hide a decision.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, Protocol
-
-import numpy as np
 
 # int | float | bool | numpy array | Quantity. One alias, so that signatures say "a number, in any of its forms".
 Num = Any
@@ -141,12 +141,19 @@ def named(name: str, number: Num, unit: str = "", note: str = "") -> Num:
     )
 
 
+def _arrays(*numbers: Num) -> ModuleType | None:
+    """numpy, when one of the numbers is an array. No array exists before its user has imported numpy, which takes a
+    tenth of a second that commands without arrays do not pay."""
+    np = sys.modules.get("numpy")
+    return np if np is not None and any(isinstance(number, np.ndarray) for number in numbers) else None
+
+
 def where(condition: Num, yes: Num, no: Num) -> Num:
     """`yes` where the condition holds, else `no`; elementwise on arrays."""
     if isinstance(condition, Quantity) or isinstance(yes, Quantity) or isinstance(no, Quantity):
         chosen = yes if value_of(condition) else no
         return Quantity(value_of(chosen), op="where", args=(condition, yes, no))
-    if isinstance(condition, np.ndarray):
+    if np := _arrays(condition):
         return np.where(condition, yes, no)
     return yes if condition else no
 
@@ -155,7 +162,7 @@ def maximum(a: Num, b: Num) -> Num:
     """The larger of two numbers; elementwise on arrays."""
     if isinstance(a, Quantity) or isinstance(b, Quantity):
         return _record("max", a, b, max)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+    if np := _arrays(a, b):
         return np.maximum(a, b)
     return max(a, b)
 
@@ -164,7 +171,7 @@ def minimum(a: Num, b: Num) -> Num:
     """The smaller of two numbers; elementwise on arrays."""
     if isinstance(a, Quantity) or isinstance(b, Quantity):
         return _record("min", a, b, min)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+    if np := _arrays(a, b):
         return np.minimum(a, b)
     return min(a, b)
 
@@ -180,7 +187,7 @@ def power(a: Num, b: Num) -> Num:
     """a to the power b, as a float; elementwise on arrays."""
     if isinstance(a, Quantity) or isinstance(b, Quantity):
         return _record("**", a, b, lambda x, y: float(x) ** y)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+    if np := _arrays(a, b):
         return np.power(np.asarray(a, dtype=float), b)
     return float(a) ** b
 
@@ -189,7 +196,7 @@ def floor(a: Num) -> Num:
     """The greatest integer not above a number (an int for scalars, integers as floats for arrays)."""
     if isinstance(a, Quantity):
         return Quantity(math.floor(a.value), op="floor", args=(a,))
-    if isinstance(a, np.ndarray):
+    if np := _arrays(a):
         return np.floor(a)
     return math.floor(a)
 

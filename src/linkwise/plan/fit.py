@@ -210,7 +210,10 @@ def nearest(case: Case, best: Tried, *, chosen: bool) -> tuple[str, ...]:
 
 def _fits_with(case: Case, layout: Layout, **options: object) -> Tried | None:
     """The same layout with options changed, if that fits."""
-    one = judge(case._replace(options=replace(case.options, **options)), layout)
+    try:
+        one = judge(case._replace(options=replace(case.options, **options)), layout)
+    except InputError:  # the engine has no such option, as ours stores no fp8 KV
+        return None
     return one if one.fits else None
 
 

@@ -5,10 +5,11 @@ and by test: the sum over links of bytes equals the sum over flows of bytes x ho
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
-from linkwise.cluster.links import links
-from linkwise.cluster.routes import Way, connection, ways
+from linkwise.cluster.links import links, shape_of
+from linkwise.cluster.routes import Way, connection, stops
 from linkwise.cluster.types import Cluster, Link
 from linkwise.core.errors import InputError
 from linkwise.core.quantity import Num
@@ -35,6 +36,7 @@ class Roads:
 
     def __init__(self, cluster: Cluster, *, single: bool = False) -> None:
         self.cluster, self.single = cluster, single
+        self._shape = shape_of(cluster)
         self.link: dict[Ends, Link] = {(one.src, one.dst): one for one in links(cluster)}
         self._switch = {src: one for (src, dst), one in self.link.items() if dst.startswith("island")}
         self._ways: dict[tuple[int, int], tuple[Way, ...]] = {}
@@ -48,7 +50,10 @@ class Roads:
             elif self.single:
                 found = (Way(1.0, connection(self.cluster, src, dst)),)
             else:
-                found = ways(self.cluster, src, dst)
+                found = tuple(
+                    Way(share, tuple(self.link[hop] for hop in pairwise(way)))
+                    for share, way in stops(self.cluster, self._shape, src, dst)
+                )
             self._ways[src, dst] = found
         return found
 

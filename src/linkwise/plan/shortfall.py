@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
+from linkwise.core.errors import InputError
 from linkwise.core.units import show_bytes, show_lack
 from linkwise.plan.memory import Case, RankFigures, case_of, rank_figures
 from linkwise.plan.types import Shortfall
@@ -111,9 +112,11 @@ def _concurrency(case: Case, f: RankFigures) -> Shortfall | None:
 
 def _helps(case: Case, f: RankFigures, check: Check, **options: object) -> bool:
     """Whether options remove this shortage on this rank, and bring none that comes before it."""
-    changed = case_of(
-        case.stock.model, case.cluster, case.engine, case.layout, replace(case.options, **options), case.workload
-    )
+    asked = replace(case.options, **options)
+    try:
+        changed = case_of(case.stock.model, case.cluster, case.engine, case.layout, asked, case.workload)
+    except InputError:  # the engine has no such option, as ours stores no fp8 KV
+        return False
     again = rank_figures(changed, f.who)
     for one in (_weights, _workspace, _device, _one_request, _concurrency):
         if one(changed, again) is not None:
