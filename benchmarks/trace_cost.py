@@ -150,7 +150,7 @@ def rank(folder: Path, blocks: int) -> int:
     from linkwise.runtime.steps import Row, Step
     from linkwise.runtime.weights.source import open_source
     from linkwise.supervise.types import Sampling
-    from linkwise.trace.read import read_folder
+    from linkwise.trace.readers.own import read_folder
 
     torch.set_num_threads(1)
     layout, begin = Layout(tp=2), from_environment(os.environ)

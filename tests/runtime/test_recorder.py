@@ -13,7 +13,7 @@ from linkwise.runtime.recorder import open_recorder
 from linkwise.runtime.steps import FILLER, Step
 from linkwise.runtime.steps import Row as BatchRow
 from linkwise.trace.events import Batch, Event, Head
-from linkwise.trace.read import read_folder
+from linkwise.trace.readers.own import read_folder
 from linkwise.trace.writer import Row
 
 
@@ -42,6 +42,7 @@ def test_calls_become_events_of_their_step(tmp_path: Path) -> None:
     assert rank.head.groups == {"tp": (2, 3)}
     assert rank.head.shard == {"pp": 0, "cp": 0, "dp_attn": 1, "tp": 1, "dcp": 0, "ep": 0, "moe_tp": 3}
     assert [batch._replace(began_ns=0) for batch in rank.batches] == [Batch(7, 0, ("aa", "bb"), (1, 3))]
-    assert rank.events[0] == Event(7, "tp", "attn.out", "all_reduce", 0, 64, "float32", -1, 10, 10, 12, "done")
-    assert (rank.events[1].role, rank.events[1].state, rank.events[1].step) == ("mlp.out", "started", 7)
+    assert next(iter(rank.calls)) == Event(7, "tp", "attn.out", "all_reduce", 0, 64, "float32", -1, 10, 10, 12, "done")
+    second = list(rank.calls)[1]
+    assert (second.role, second.state, second.step) == ("mlp.out", "started", 7)
     assert rank.unix_ns(rank.batches[0].began_ns) > 1_600_000_000 * 10**9

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from linkwise.core.errors import InputError
+from linkwise.trace.calls import of_events
 from linkwise.trace.events import Anchor, Batch, Event, Handoff, Head, RankTrace, request_key
-from linkwise.trace.read import read_file, read_folder
+from linkwise.trace.readers.own import read_file, read_folder
 from linkwise.trace.writer import Row, Writer, open_writer
 
 HEAD = Head(
@@ -42,7 +43,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     made.close()
     (back,) = read_folder(tmp_path / "a" / "b").ranks
     assert back.head == HEAD
-    assert back.events == (
+    assert tuple(back.calls) == (
         Event(-1, "tp", "attn.out", "all_reduce", 0, 4096, "bfloat16", -1, 2000, 2000, 2005, "done"),
         Event(3, "tp", "attn.out", "all_reduce", 1, 4096, "bfloat16", -1, 2001, 2001, 2006, "done"),
         Event(3, "pp", "pp.hidden", "send", 0, 512, "float32", 3, 7, 7, 9, "done"),
@@ -57,9 +58,9 @@ def test_the_thread_writes_without_being_asked(tmp_path: Path) -> None:
     made = writer(tmp_path, turn_s=0.01)
     made.add(row(0))
     deadline = time.monotonic() + 10
-    while len(read_file(made.path).events) < 1 and time.monotonic() < deadline:
+    while len(read_file(made.path).calls) < 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(read_file(made.path).events) == 1
+    assert len(read_file(made.path).calls) == 1
     made.close()
 
 
@@ -71,7 +72,7 @@ def test_a_full_buffer_keeps_the_newest_and_says_how_many_are_lost(tmp_path: Pat
         made.flush()
     made.close()
     back = read_file(made.path)
-    assert [event.sequence for event in back.events] == [*range(4), *range(30, 40), *range(40, 44)]
+    assert [event.sequence for event in back.calls] == [*range(4), *range(30, 40), *range(40, 44)]
     assert back.lost == 26
 
 
@@ -87,12 +88,12 @@ def test_files_are_bounded_and_keep_the_newest(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 24_000
     (back,) = read_folder(tmp_path).ranks
-    sequences = [event.sequence for event in back.events]
+    sequences = [event.sequence for event in back.calls]
     assert sequences == list(range(sequences[0], 2_000))
     assert len(sequences) > 80
-    inside = [event for event in back.events if event.step >= 0]
+    inside = [event for event in back.calls if event.step >= 0]
     assert all(event.step == event.sequence // 100 for event in inside)
-    assert len(inside) > len(back.events) - 100
+    assert len(inside) > len(back.calls) - 100
 
 
 def test_what_a_killed_process_leaves_is_read(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_what_a_killed_process_leaves_is_read(tmp_path: Path) -> None:
     made.close()
     made.path.write_bytes(made.path.read_bytes()[:-20])
     back = read_file(made.path)
-    assert [event.sequence for event in back.events] == [0, 1]
+    assert [event.sequence for event in back.calls] == [0, 1]
     assert back.cut
 
 
@@ -119,11 +120,11 @@ def test_a_disk_that_fails_ends_the_record_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_times_of_day() -> None:
-    trace = RankTrace(head=HEAD, anchors=(Anchor(1_000, 5_000), Anchor(2_000, 6_010)))
+    trace = RankTrace(head=HEAD, calls=of_events([]), anchors=(Anchor(1_000, 5_000), Anchor(2_000, 6_010)))
     assert trace.unix_ns(900) == 4_900
     assert trace.unix_ns(1_999) == 5_999
     assert trace.unix_ns(2_500) == 6_510
-    assert RankTrace(head=HEAD).unix_ns(1_500) == 5_500
+    assert RankTrace(head=HEAD, calls=of_events([])).unix_ns(1_500) == 5_500
 
 
 def test_keys_of_requests() -> None:

@@ -6,13 +6,16 @@ of a prompt or an answer, nor a token: requests appear under a keyed hash of the
 
 import hashlib
 from bisect import bisect_right
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
+
+if TYPE_CHECKING:
+    from linkwise.trace.calls import Calls
 
 TRACE_SCHEMA = "linkwise.trace/1"
 
@@ -112,20 +115,34 @@ class Head(Frozen, frozen=True, kw_only=True):
             raise InputError(f"rank {self.rank} or a member of its groups is none of {self.world}", where="trace")
 
 
-class RankTrace(msgspec.Struct, frozen=True, kw_only=True):
+class Mark(NamedTuple):
+    """How far a rank got on a group by its own count, as recorders keep it beside the calls: numbers of its last call
+    enqueued, started on the device and completed there; -1 = not known."""
+
+    group: str
+    enqueued: int
+    started: int
+    completed: int
+
+
+class RankTrace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One rank's record. lost: calls that are known to be missing from it. cut: it ends inside a line.
 
-    Events, batches and handoffs are in the order in which the rank finished or began them.
+    calls, batches and handoffs are in the order in which the rank finished or began them. only_open: the record holds
+    calls that were not done alone, so that one without an entry is not one that was skipped. format: of the file.
     """
 
     head: Head
-    events: tuple[Event, ...] = ()
+    calls: "Calls"
     batches: tuple[Batch, ...] = ()
     handoffs: tuple[Handoff, ...] = ()
     anchors: tuple[Anchor, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    only_open: bool = False
     lost: int = 0
     cut: bool = False
     source: str = ""
+    format: str = ""
 
     def unix_ns(self, at_ns: int) -> int:
         """Unix time of a moment on the rank's clock, by the last anchor before it."""

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from linkwise.core.errors import InputError
-from linkwise.core.files import open_regular
 from linkwise.core.schema import decode_json
+from linkwise.trace.calls import of_events
 from linkwise.trace.events import Anchor, Batch, Count, Event, Handoff, Head, Name, RankTrace, Trace
+from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.writer import EARLIER, SUFFIX, Open, Row
 
+FORMAT = "linkwise trace"
 MAX_FILE_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 4 * 2**20
 MAX_EVENTS = 20_000_000
@@ -51,21 +53,22 @@ def read_folder(folder: str | Path) -> Trace:
             found += [] if current in parts else [parts[name]]
         else:
             before = parts.get(name.removesuffix(SUFFIX) + EARLIER)
-            found.append(_joined(before, parts[name]) if before else parts[name])
+            found.append(joined(before, parts[name]) if before else parts[name])
     return Trace(ranks=tuple(sorted(found, key=lambda r: (r.head.unit, r.head.rank, r.head.anchor.unix_ns))))
 
 
-def _joined(a: RankTrace, b: RankTrace) -> RankTrace:
+def joined(a: RankTrace, b: RankTrace) -> RankTrace:
+    """One record of an earlier and a current file."""
     # A step whose calls lie in both files began in the earlier one.
     last = a.batches[-1].step if a.batches else -1
-    carried = 0
-    while carried < len(b.events) and b.events[carried].step < 0:
+    events, carried = list(b.calls), 0
+    while carried < len(events) and events[carried].step < 0:
+        events[carried] = events[carried]._replace(step=last)
         carried += 1
-    events = [event._replace(step=last) for event in b.events[:carried]]
     return msgspec.structs.replace(
         b,
         head=a.head,
-        events=(*a.events, *events, *b.events[carried:]),
+        calls=of_events((*a.calls, *events)),
         batches=a.batches + b.batches,
         handoffs=a.handoffs + b.handoffs,
         anchors=a.anchors + b.anchors,
@@ -73,18 +76,28 @@ def _joined(a: RankTrace, b: RankTrace) -> RankTrace:
     )
 
 
-def read_file(path: str | Path) -> RankTrace:
+def recognises(source: Source) -> bool:
+    """The first line is the head of one of our records."""
+    return source.head.startswith(b'{"schema":"linkwise.trace/')
+
+
+def read(source: Source) -> Reading:
     """One file. A last line without its end, as a killed process leaves it, is left out (`cut`)."""
-    where = str(path)
-    with open_regular(path) as (file, size):
-        if size > MAX_FILE_BYTES:
-            raise InputError(f"{size} bytes", where=where, expected=f"at most {MAX_FILE_BYTES}")
-        lines = _lines(file, where)
+    return Reading(ranks=(read_file(source.path),))
+
+
+def read_file(path: str | Path) -> RankTrace:
+    """One file's record."""
+    source = Source(Path(path))
+    if not source.packed and source.size > MAX_FILE_BYTES:
+        raise InputError(f"{source.size} bytes", where=source.where, expected=f"at most {MAX_FILE_BYTES}")
+    with source.open() as file:
+        lines = _lines(file, source.where)
         first = next(lines, b"")
         if not first.endswith(b"\n"):
-            raise InputError("has no whole first line", where=where, expected="a trace that linkwise wrote")
-        head = decode_json(first, Head, where=f"{where}: line 1")
-        return _Reading(head, where).all(lines)
+            raise InputError("has no whole first line", where=source.where, expected="a trace that linkwise wrote")
+        head = decode_json(first, Head, where=f"{source.where}: line 1")
+        return _Reading(head, source.where).all(lines)
 
 
 def _lines(file: Any, where: str) -> Iterator[bytes]:
@@ -121,13 +134,14 @@ class _Reading:
                 raise InputError(f"more than {MAX_EVENTS} events", where=self.where)
         return RankTrace(
             head=self.head,
-            events=tuple(self.events),
+            calls=of_events(self.events),
             batches=tuple(self.batches),
             handoffs=tuple(self.handoffs),
             anchors=tuple(self.anchors),
             lost=self.lost,
             cut=cut,
             source=self.where,
+            format=FORMAT,
         )
 
     def take(self, line: bytes) -> None:

@@ -1,0 +1,1 @@
+"""Whose fault was it? Trace (+ Plan) -> Findings with evidence (layer 4)."""
