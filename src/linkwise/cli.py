@@ -11,6 +11,7 @@ import typer
 
 from linkwise import (
     cli_cluster,
+    cli_diagnose,
     cli_lab,
     cli_measure,
     cli_place,
@@ -353,6 +354,7 @@ def _version(wanted: bool) -> None:
 
 
 cli_cluster.register(app, print_blocks, print_json)
+cli_diagnose.register(_command(), print_blocks, print_json)
 cli_traffic.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 
 

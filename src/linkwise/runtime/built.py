@@ -131,6 +131,8 @@ class Built:
             self._recorder.begin(message.step, message.traces)
         with self._watching() as seen:
             drawn = self.stage.run(message.step)
+        if self._recorder is not None:
+            self._recorder.end()
         return drawn.tokens if drawn else (), self._waited - before, tuple(seen)
 
     @contextmanager

@@ -26,6 +26,7 @@ from linkwise.runtime.local import COMMAND, Launched, Processes
 from linkwise.runtime.pools import pools_of
 from linkwise.runtime.scheduler import Limits, Scheduler
 from linkwise.supervise.types import Event, Failed, Fault, Finished, Job, Load, State, Token
+from linkwise.trace.writer import note_fault
 
 __all__ = ["LocalUnit", "UnitSpec"]
 
@@ -216,6 +217,8 @@ class LocalUnit:
             self._tell(sink, Failed(id, fault or _STOPPED))
         group, self._group = self._group, None
         self._load = Load(0, 0, self._load.kv_tokens, 0, *self._load[4:])
+        if fault is not None and self.spec.trace:
+            note_fault(Path(self.spec.trace), self.name, fault.ranks, fault.kind, fault.message)
         if fault is not None:
             watch("failed", fault)  # before the wait: the system takes its time to free what killed ranks held
         if group is not None:

@@ -38,6 +38,10 @@ class Recorder:
                 tokens.append(len(row.tokens))
         self.writer.batch(Batch(step.number, time.monotonic_ns(), tuple(named), tuple(tokens)))
 
+    def end(self) -> None:
+        """The step is over on this rank."""
+        self.writer.over(self._step, time.monotonic_ns())
+
     def handoff(self, handoff: Handoff) -> None:
         """A prompt's KV that this rank sent or took."""
         self.writer.handoff(handoff)
@@ -88,4 +92,6 @@ def open_recorder(
         pid=os.getpid(),
         writer=f"linkwise {__version__}",
     )
-    return Recorder(open_writer(Path(folder), head, **bounds), where["dp_attn"])
+    writer = open_writer(Path(folder), head, **bounds)
+    writer.inside = lambda: (comm.calls, comm.waiting)
+    return Recorder(writer, where["dp_attn"])

@@ -51,12 +51,16 @@ class Event(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a rank computed in one engine step: its rows' requests (keyed hashes) and their new tokens."""
+    """What a rank computed in one engine step: its rows' requests (keyed hashes) and their new tokens.
+
+    began_ns, ended_ns: of the step on this rank; 0 = not over.
+    """
 
     step: Number
     began_ns: Count
     requests: Annotated[tuple[Key, ...], Meta(max_length=65_536)]
     tokens: Annotated[tuple[Count, ...], Meta(max_length=65_536)]
+    ended_ns: Count = 0
 
 
 class Handoff(NamedTuple):

@@ -6,29 +6,35 @@ had not written yet is at most what it did since the thread's last turn.
 
     line 1      {"schema": "linkwise.trace/1", "rank": ..., ...}       `events.Head`
     a call      [op, role, group, members, sequence, S_bytes, dtype, peer, created_ns, started_ns, ended_ns]
-    others      ["step", ...Batch], ["handoff", ...Handoff], ["clock", monotonic_ns, unix_ns],
-                ["lost", calls], ["open", role, step, since_ns]
+    others      ["step", ...Batch up to its tokens], ["over", step, ended_ns], ["handoff", ...Handoff],
+                ["clock", monotonic_ns, unix_ns], ["lost", calls], ["open", role, step, since_ns]
+
+A call that takes longer than a turn is written as open, so that the record of a rank that is killed in it says so.
+What a group's driver sees of its ranks goes into a file beside theirs (`note_fault`).
 """
 
+import contextlib
 import os
 import re
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from linkwise.core.errors import InputError
+from linkwise.core.schema import Frozen
 from linkwise.trace.events import Anchor, Batch, Count, Handoff, Head, Members, Name, Number
 
 EVENTS = 65_536
 FILE_BYTES = 64 * 2**20
 TURN_S = 0.5
 ANCHOR_S = 10.0
-SUFFIX, EARLIER = ".trace.jsonl", ".earlier.trace.jsonl"
+SUFFIX, EARLIER, FAULTS = ".trace.jsonl", ".earlier.trace.jsonl", ".faults.jsonl"
 
 
 class Row(NamedTuple):
@@ -45,6 +51,17 @@ class Row(NamedTuple):
     created_ns: Count
     started_ns: Count
     ended_ns: Count
+
+
+class Noted(Frozen, frozen=True, kw_only=True):
+    """What a driver saw of its ranks. kind: dead, stopped, slow, error, start, map."""
+
+    schema: Literal["linkwise.fault/1"] = "linkwise.fault/1"  # type: ignore[assignment]
+    unit: Name
+    ranks: Members
+    kind: Annotated[str, Meta(max_length=40)]
+    message: Annotated[str, Meta(max_length=1000)]
+    unix_ns: Count
 
 
 class Open(NamedTuple):
@@ -68,6 +85,8 @@ class Writer:
         self.head, self.trouble = head, ""
         self._buffer: deque[Any] = deque(maxlen=events)
         self.add = self._buffer.append
+        self.inside: Callable[[], tuple[int, str]] = lambda: (0, "")  # calls so far, and the role of the one under way
+        self.step = -1
         self._room = file_bytes // 2
         self._encode = msgspec.json.Encoder().encode_lines
         self._next: dict[str, int] = {}
@@ -81,7 +100,12 @@ class Writer:
 
     def batch(self, batch: Batch) -> None:
         """The rows added from now on belong to this step."""
-        self._buffer.append(("step", *batch))
+        self.step = batch.step
+        self._buffer.append(("step", *batch[:4]))
+
+    def over(self, step: int, ended_ns: int) -> None:
+        """A step is over on this rank."""
+        self._buffer.append(("over", step, ended_ns))
 
     def handoff(self, handoff: Handoff) -> None:
         self._buffer.append(("handoff", *handoff))
@@ -122,7 +146,13 @@ class Writer:
                 self.trouble = self.trouble or "closed"
 
     def _run(self, turn_s: float) -> None:
+        before, since = (-1, ""), 0
         while not self._over.wait(turn_s):
+            now, here = time.monotonic_ns(), self.inside()
+            if here[1] and here == before:
+                self.open(here[1], self.step, since)
+            elif here != before:
+                before, since = here, now
             self.flush()
 
     def _gap(self, rows: list[Any], full: bool) -> int:
@@ -187,3 +217,13 @@ def open_writer(
     unit = re.sub(r"[^A-Za-z0-9_-]", "_", head.unit)[:60] or "unit"
     name = f"{unit}.rank{head.rank}.{time.time_ns() // 1000:x}-{os.getpid()}{SUFFIX}"
     return Writer(folder / name, head, events, file_bytes, turn_s)
+
+
+def note_fault(folder: Path, unit: str, ranks: Sequence[int], kind: str, message: str) -> None:
+    """Keep what a driver saw of its ranks beside their records. Never fails: a full disk must not end a driver."""
+    fault = Noted(unit=unit[:200], ranks=tuple(ranks), kind=kind[:40], message=message[:1000], unix_ns=time.time_ns())
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", unit)[:60] or "unit"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"{name}{FAULTS}", "ab") as file:
+            file.write(msgspec.json.encode(fault) + b"\n")

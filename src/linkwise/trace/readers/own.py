@@ -10,9 +10,9 @@ import msgspec
 from linkwise.core.errors import InputError
 from linkwise.core.schema import decode_json
 from linkwise.trace.calls import of_events
-from linkwise.trace.events import Anchor, Batch, Count, Event, Handoff, Head, Name, RankTrace, Trace
+from linkwise.trace.events import Anchor, Batch, Count, Event, Handoff, Head, Name, Number, RankTrace, Trace
 from linkwise.trace.readers.base import Reading, Source
-from linkwise.trace.writer import EARLIER, SUFFIX, Open, Row
+from linkwise.trace.writer import EARLIER, SUFFIX, Noted, Open, Row
 
 FORMAT = "linkwise trace"
 MAX_FILE_BYTES = 512 * 2**20
@@ -22,7 +22,8 @@ MAX_FILES = 65_536
 
 _ROW = msgspec.json.Decoder(Row)
 _TAGGED: dict[str, msgspec.json.Decoder[Any]] = {
-    "step": msgspec.json.Decoder(tuple[str, *(Batch.__annotations__[n] for n in Batch._fields)]),  # type: ignore[misc]
+    "step": msgspec.json.Decoder(tuple[str, *(Batch.__annotations__[n] for n in Batch._fields[:4])]),  # type: ignore[misc]
+    "over": msgspec.json.Decoder(tuple[str, Number, Count]),
     "handoff": msgspec.json.Decoder(tuple[str, *(Handoff.__annotations__[n] for n in Handoff._fields)]),  # type: ignore[misc]
     "clock": msgspec.json.Decoder(tuple[str, Count, Count]),
     "lost": msgspec.json.Decoder(tuple[str, Count]),
@@ -115,6 +116,7 @@ class _Reading:
     def __init__(self, head: Head, where: str) -> None:
         self.head, self.where = head, where
         self.step, self.lost = -1, 0
+        self.opened: Open | None = None
         self.events: list[Event] = []
         self.batches: list[Batch] = []
         self.handoffs: list[Handoff] = []
@@ -132,6 +134,8 @@ class _Reading:
                 raise InputError(f"not a trace line: {error}", where=f"{self.where}: line {number}") from None
             if len(self.events) + len(self.batches) + len(self.handoffs) > MAX_EVENTS:
                 raise InputError(f"more than {MAX_EVENTS} events", where=self.where)
+        if self.opened is not None:
+            self.events.append(self.under_way(self.opened))
         return RankTrace(
             head=self.head,
             calls=of_events(self.events),
@@ -162,12 +166,27 @@ class _Reading:
             self.anchors.append(Anchor(*values))
         elif tag == "lost":
             self.lost += values[0]
+        elif tag == "over":
+            if self.batches and self.batches[-1].step == value[1]:
+                self.batches[-1] = self.batches[-1]._replace(ended_ns=value[2])
         else:
-            self.events.append(
-                Event(value.step, "", value.role, "", -1, 0, "", -1, value.since_ns, value.since_ns, 0, "started")
+            self.opened = value
+
+    def under_way(self, opened: Open) -> Event:
+        """The call a rank was in, with what the last call of that role says of it."""
+        alike = next((event for event in reversed(self.events) if event.role == opened.role), None)
+        if alike is None:
+            return Event(
+                opened.step, "", opened.role, "", -1, 0, "", -1, opened.since_ns, opened.since_ns, 0, "started"
             )
+        number = 1 + max(event.sequence for event in self.events if event.group == alike.group)
+        return alike._replace(
+            step=opened.step, sequence=number, created_ns=opened.since_ns, started_ns=opened.since_ns, ended_ns=0,
+            state="started",
+        )  # fmt: skip
 
     def call(self, row: Row) -> None:
+        self.opened = None  # it came out of it
         if row.op not in _OPS:
             raise ValueError(f"operation {row.op!r}")
         if self.head.groups.get(row.group) != row.members:

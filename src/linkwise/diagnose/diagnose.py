@@ -1,0 +1,107 @@
+"""From evidence to findings: every rule, what explains what, and a table of the ranks."""
+
+import msgspec
+import numpy as np
+
+from linkwise.diagnose.case import Case
+from linkwise.diagnose.rules import RULES, rule
+from linkwise.diagnose.table import rows
+from linkwise.diagnose.types import Bad, Class, Finding, Findings
+from linkwise.plan.types import Plan
+from linkwise.trace.calls import Calls, Ints
+from linkwise.trace.clocks import Clocks
+from linkwise.trace.gather import Evidence
+from linkwise.trace.joined import unix_ns
+
+# A finding of the left kind explains those of the right kinds: they are what it looks like from elsewhere.
+_MISMATCHES: tuple[Class, ...] = (
+    "skipped_collective", "repeated_collective", "reordered_collective",
+    "size_mismatch", "dtype_mismatch", "op_mismatch", "control_divergence",
+)  # fmt: skip
+_GONE: tuple[Class, ...] = ("dead_rank", "stopped_rank", "device_error")
+
+
+def diagnose(evidence: Evidence, plan: Plan | None = None) -> Findings:
+    """What is wrong, whose fault it was, and how well that is known. plan: what the run was meant to do."""
+    case = Case(evidence, plan)
+    found = settle([one for name in RULES for one in rule(name).find(case)])
+    return Findings(
+        findings=tuple(found),
+        ranks=rows(case),
+        used=tuple(f"{one.path}: {one.format}" for one in evidence.used),
+        unusable=tuple(Bad(path=one.path, reason=one.reason) for one in evidence.unusable),
+        clocks=_clocks(case),
+        notes=tuple(dict.fromkeys(f"{one.path}: {note}" for one in evidence.used for note in one.notes))[:64],
+    )
+
+
+def since(evidence: Evidence, seconds: float) -> Evidence:
+    """What happened in the last seconds of the evidence; what has no time stays."""
+    ranks = evidence.trace.ranks
+    last = max(
+        [int(unix_ns(rank, times).max()) for rank in ranks if len(times := _latest(rank.calls))]
+        + [fact.unix_ns for fact in evidence.facts]
+        + [span.ended_ns for span in evidence.spans],
+        default=0,
+    )
+    first = last - int(seconds * 1e9)
+    kept = []
+    for rank in ranks:
+        times = _latest(rank.calls)
+        inside = (times == 0) | (unix_ns(rank, times) >= first)
+        kept.append(msgspec.structs.replace(rank, calls=rank.calls.take(inside)))
+    return msgspec.structs.replace(
+        evidence,
+        trace=msgspec.structs.replace(evidence.trace, ranks=tuple(kept)),
+        facts=tuple(fact for fact in evidence.facts if not 0 < fact.unix_ns < first),
+        spans=tuple(span for span in evidence.spans if span.ended_ns >= first),
+    )
+
+
+def _latest(calls: Calls) -> Ints:
+    latest: Ints = np.maximum(np.maximum(calls.created_ns, calls.started_ns), calls.ended_ns)
+    return latest
+
+
+def settle(found: list[Finding]) -> list[Finding]:
+    """Findings without those that another one explains, most certain first."""
+    kinds = {one.class_ for one in found if one.decided}
+    kept: list[Finding] = []
+    for one in found:
+        if one.class_ == "hang" and kinds & {*_MISMATCHES, *_GONE, "network_error", "handoff_stalled"}:
+            continue
+        if one.class_ in _GONE and kinds & {*_MISMATCHES} and one.confidence < 0.95:
+            continue  # a rank that went another way looks, from outside, like one that does not come
+        if one.class_ == "late_rank" and _same(one, found, _GONE):
+            continue
+        kept.append(one)
+    merged: dict[tuple[object, ...], Finding] = {}
+    for one in kept:
+        key = one.class_, one.original_fault, one.decided
+        before = merged.get(key)
+        merged[key] = one if before is None else _merged(before, one)
+    return sorted(merged.values(), key=lambda one: (not one.decided, -one.confidence, -one.waited_s))
+
+
+def _merged(a: Finding, b: Finding) -> Finding:
+    evidence = tuple(dict.fromkeys(a.evidence + b.evidence))
+    return msgspec.structs.replace(a, evidence=evidence, confidence=max(a.confidence, b.confidence))
+
+
+def _same(one: Finding, found: list[Finding], kinds: tuple[Class, ...]) -> bool:
+    return any(
+        other.class_ in kinds and other.decided and set(one.original_fault.ranks) <= set(other.original_fault.ranks)
+        for other in found
+    )
+
+
+def _clocks(case: Case) -> str:
+    clocks: Clocks = case.clocks
+    moved = [abs(shift) for shift in clocks.shift_ns.values() if shift]
+    if not moved:
+        return "one clock" if clocks.residual_s is None else f"in step to {clocks.residual_s * 1e3:.3g} ms"
+    how = (
+        f"to {clocks.residual_s * 1e3:.3g} ms (median)" if clocks.residual_s is not None else "within what order allows"
+    )
+    apart = f"; {len(clocks.apart)} records share no call with the rest" if clocks.apart else ""
+    return f"{len(moved)} clocks moved by up to {max(moved) / 1e9:.3g} s, in step {how}{apart}"

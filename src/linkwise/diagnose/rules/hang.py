@@ -1,0 +1,221 @@
+"""Somebody waits for good: for whom?
+
+Observed on labelled dumps and true by the meaning of a collective: a call cannot complete anywhere before every member
+has entered it. So a member whose *completed* count is behind its peers' has a device that does not go on; one whose
+*entered* count is behind and that waits for nothing itself has a host that does not go on; and a member without a
+record, that everybody with one waits for, is where nobody could look. Those who wait elsewhere are passed through.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.progress import on_device, waiting
+from linkwise.diagnose.types import Cause, Class, Fault, Finding
+from linkwise.trace.facts import Fact
+
+
+class Stall(NamedTuple):
+    """A group somebody is stuck in. call: number of the newest call a member is open in."""
+
+    group: int
+    call: int
+
+
+def stalls(case: Case) -> list[Stall]:
+    """Groups with open calls."""
+    rows = case.joined.rows
+    found = []
+    for place, members in case.board.items():
+        open_rows = [row for one in members.values() for row in one.open]
+        if open_rows:
+            found.append(Stall(place, max(int(rows.sequence[row]) for row in open_rows)))
+    return found
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Ranks that others wait for without end; a hang in which nobody is behind, as not decided."""
+    stuck = stalls(case)
+    device = _behind_on_device(case)
+    silent = _silent(case, stuck)
+    absent = _absent(case, stuck, {*device, *silent})
+    reporter = _reporter(case, stuck)
+    for place, why in device.items():
+        yield _finding(case, place, why, "device_error", "device", reporter)
+    for place, why in silent.items():
+        if place not in device:
+            yield _finding(case, place, why, "stopped_rank", "host", reporter)
+    for (unit, rank), why in absent.items():
+        yield _absent_finding(case, unit, rank, why, reporter)
+    if stuck and not (device or silent or absent):
+        yield from _undecided(case, stuck, reporter)
+
+
+def _behind_on_device(case: Case) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for place, members in case.board.items():
+        counted = {rank: one for rank, one in members.items() if one.counted and on_device(case.joined, one.who)}
+        most = max((one.completed for one in counted.values()), default=-1)
+        for rank, one in counted.items():
+            if one.completed < most and one.enqueued > one.completed:
+                ahead = ranks_text([r for r, other in counted.items() if other.completed == most])
+                found.setdefault(one.who, []).append(
+                    f"{_group(case, place)}: rank {rank} completed call {one.completed} of {one.enqueued} enqueued,"
+                    f" {ahead} completed {most}"
+                )
+    return found
+
+
+def _silent(case: Case, stuck: list[Stall]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for stall in stuck:
+        for rank, one in case.board[stall.group].items():
+            if one.enqueued < stall.call and not one.open and not waiting(case.joined, one.who, case.board):
+                inside = [r for r, other in case.board[stall.group].items() if other.open]
+                found.setdefault(one.who, []).append(
+                    f"{_group(case, stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} entered"
+                    f" {one.enqueued if one.enqueued >= 0 else 'none'} and waits for nothing"
+                )
+    return found
+
+
+def _absent(case: Case, stuck: list[Stall], known: set[int]) -> dict[tuple[str, int], list[str]]:
+    """Members without a record that a stuck group lacks, where no known one explains it."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for stall in stuck:
+        group = case.joined.groups[stall.group]
+        explained = any(one.who in known or one.enqueued < stall.call for one in case.board[stall.group].values())
+        if group.missing and not explained:
+            for rank in group.missing:
+                found.setdefault((group.unit, rank), []).append(
+                    f"{_group(case, stall.group)}: every rank with a record entered call {stall.call};"
+                    f" rank {rank} has no record"
+                )
+    # A missing rank is missing from every group: those that only share groups with it are not named beside it.
+    most = max((len(why) for why in found.values()), default=0)
+    return {key: why for key, why in found.items() if len(why) == most}
+
+
+def _undecided(case: Case, stuck: list[Stall], reporter: str) -> Iterator[Finding]:
+    crossed = _crossed(case, stuck)
+    if crossed:
+        yield crossed
+        return
+    stall = stuck[0]
+    members = case.board[stall.group]
+    inside = [rank for rank, one in members.items() if one.open]
+    yield Finding(
+        class_="hang",
+        summary=f"{ranks_text(inside)} entered call {stall.call} of {_group(case, stall.group)} and none left it:"
+        " enqueued everywhere, not completed",
+        first_reporter=reporter,
+        confidence=0.5,
+        decided=False,
+        evidence=tuple(f"{_group(case, one.group)}: all entered call {one.call}" for one in stuck[:8]),
+        would_decide="device and network counters of these ranks (Xid, throttle, link errors), or stacks of their"
+        " processes; dumps that also hold completed calls",
+        next="nvidia-smi -q and the IB counters of every host; py-spy dump of every rank",
+        recovery="restart group",
+    )
+
+
+def _crossed(case: Case, stuck: list[Stall]) -> Finding | None:
+    """Ranks that wait for each other in different groups: they took different decisions."""
+    waits: dict[int, tuple[int, set[int]]] = {}
+    for stall in stuck:
+        members = case.board[stall.group]
+        behind = {one.who for one in members.values() if one.enqueued < stall.call}
+        for one in members.values():
+            if one.open and behind:
+                waits[one.who] = (stall.group, behind)
+    for who in waits:
+        path, here = [who], who
+        while here in waits and len(path) <= len(waits) + 1:
+            here = next(iter(sorted(waits[here][1])))
+            if here in path:
+                ring = path[path.index(here) :]
+                where = [f"{case.name(one)} in {_group(case, waits[one][0])}" for one in ring]
+                return Finding(
+                    class_="control_divergence",
+                    summary="ranks wait for each other in different groups: " + ", ".join(where),
+                    cause="software",
+                    confidence=0.7,
+                    evidence=tuple(where),
+                    next="py-spy dump of these ranks: the first decision that differs is above these calls",
+                    recovery="restart group",
+                )
+            path.append(here)
+    return None
+
+
+def _finding(case: Case, place: int, why: list[str], kind: Class, cause: Cause, reporter: str) -> Finding:
+    gone = _exit_of(case, case.joined.ranks[place].head.rank)
+    words = {
+        "device_error": "its device does not complete what its peers completed",
+        "stopped_rank": "others wait for it and it waits for nothing: its process does not go on",
+        "dead_rank": "its process ended while others waited",
+    }
+    if gone and kind == "stopped_rank":
+        kind = "dead_rank"
+    return Finding(
+        class_=kind,
+        summary=f"{case.name(place)}: {words[kind]}",
+        original_fault=case.fault(place),
+        cause=cause,
+        first_reporter=reporter,
+        confidence=0.95 if len(why) > 1 else 0.85,
+        evidence=(*([gone.text] if gone else []), *why[:6]),
+        next=_NEXT[kind],
+        recovery="restart group",
+    )
+
+
+_NEXT: dict[str, str] = {
+    "device_error": "dmesg | grep -i xid and nvidia-smi -q on its host",
+    "stopped_rank": "py-spy dump --pid of this rank; cat /proc/PID/status (State: T is stopped)",
+    "dead_rank": "its log's last lines and dmesg (out of memory, Xid) on its host",
+}
+
+
+def _absent_finding(case: Case, unit: str, rank: int, why: list[str], reporter: str) -> Finding:
+    gone = _exit_of(case, rank)
+    closed = [fact.text for fact in case.facts("error", "peer_closed")][:2]
+    return Finding(
+        class_="dead_rank",
+        summary=f"rank {rank} has no record and every other member of its groups waits for it",
+        original_fault=Fault(ranks=(rank,), unit=unit),
+        cause="host",
+        first_reporter=reporter,
+        confidence=0.9 if gone or closed else 0.75,
+        evidence=(*([gone.text] if gone else []), *why[:6], *closed),
+        would_decide="" if gone else "its process's state: it may have died, or live and not be able to write",
+        next=f"the log of rank {rank}, and whether its process still runs",
+        recovery="restart group",
+    )
+
+
+def _exit_of(case: Case, rank: int) -> Fact | None:
+    return next((fact for fact in case.facts("exit") if fact.rank == rank), None)
+
+
+def _reporter(case: Case, stuck: list[Stall]) -> str:
+    """Who complained first: a watchdog or an error where its time is known, else who is stuck longest."""
+    said = [fact for kind in ("watchdog", "error") for fact in case.facts(kind) if fact.rank >= 0]
+    timed = sorted((fact for fact in said if fact.unix_ns), key=lambda fact: fact.unix_ns) or said
+    if timed:
+        return f"rank {timed[0].rank} ({timed[0].kind})"
+    rows = case.joined.rows
+    since = [
+        (int(rows.created_ns[row]), rank)
+        for stall in stuck
+        for rank, one in case.board[stall.group].items()
+        for row in one.open[:1]
+        if rows.created_ns[row] > 0
+    ]
+    return f"rank {min(since)[1]} (waits longest)" if since else ""
+
+
+def _group(case: Case, place: int) -> str:
+    group = case.joined.groups[place]
+    members = ranks_text(list(group.members))
+    return f"group {group.key} ({members})"

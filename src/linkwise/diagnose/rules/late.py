@@ -1,0 +1,322 @@
+"""One rank, or one stage, that keeps others waiting by its own doing; or a host that makes each of them late in turn.
+
+What is charged to a rank is others' waiting that was followed to its own time (timing.py), so a rank that is late
+because it waited elsewhere is never here.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.steps import LEAST, own_times
+from linkwise.diagnose.timing import Timing
+from linkwise.diagnose.types import Cause, Fault, Finding
+from linkwise.trace.facts import Fact
+
+# A rank is named when its own time kept a group waiting for a tenth of the whole record, three times as long as its
+# peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
+SHARE, RATIO, CALLS = 0.10, 3.0, 3
+UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets the pace
+PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
+ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
+PAUSE_NS = 1_000_000_000  # one stop this long is a stop, not a slow call
+CONTENTION = ("cpu.nr_throttled", "cpu.throttled_us", "cpu.run_delay_ns")
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Late ranks, unequal stages, rotating stragglers."""
+    t = case.timing
+    if t is None:
+        return
+    late = _late(case, t)
+    stage = _stage(case, t, late)
+    if stage is not None:
+        yield stage
+        return
+    for who in late:
+        yield _finding(case, t, who)
+    if not late:
+        yield from _slow_stage_rank(case)
+        yield from _paused(case, t)
+        yield from _rotating(case, t)
+
+
+def _peers(case: Case, who: int) -> list[int]:
+    """Records a rank's own time is held against: those of its unit and pipeline stage, else of its unit."""
+    head = case.joined.ranks[who].head
+    unit = [place for place, one in enumerate(case.joined.ranks) if one.head.unit == head.unit and place != who]
+    same = [place for place in unit if case.joined.ranks[place].head.shard.get("pp") == head.shard.get("pp")]
+    return same or unit
+
+
+def _low(values: np.ndarray) -> float:
+    """The lower middle: of two, the smaller."""
+    return float(np.sort(values)[(len(values) - 1) // 2]) if len(values) else 0.0
+
+
+def _late(case: Case, t: Timing) -> list[int]:
+    found = []
+    for who in range(len(case.joined.ranks)):
+        peers = _peers(case, who)
+        if not peers or t.own_ns[who] < SHARE * t.elapsed_ns or t.own_calls[who] < CALLS:
+            continue
+        if t.own_ns[who] >= RATIO * _low(t.own_ns[peers]):
+            found.append(who)
+    return sorted(found, key=lambda who: -t.own_ns[who])
+
+
+class _Stage(NamedTuple):
+    """A pipeline stage of a unit. own_ns: of one step, the middle of its steps, of its busiest record; per_layer_ns."""
+
+    places: list[int]
+    layers: int
+    own_ns: float
+    per_layer_ns: float
+    steps: int
+
+
+def _stages(case: Case) -> list[_Stage]:
+    """The stages of the unit with most of them, where steps have ends."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for place, one in enumerate(case.joined.ranks):
+        if "pp" in one.head.shard:
+            found.setdefault((one.head.unit, one.head.shard["pp"]), []).append(place)
+    stages = []
+    for (_, _), places in sorted(found.items()):
+        times = [own_times(case.joined.ranks[place]).own_ns for place in places]
+        if min(len(one) for one in times) < LEAST:
+            continue
+        own = max(float(np.median(one)) for one in times)
+        layers = _layers(case, places[0])
+        stages.append(_Stage(places, layers, own, own / max(1, layers), min(len(one) for one in times)))
+    return stages
+
+
+def _stage(case: Case, t: Timing, late: list[int]) -> Finding | None:
+    """A pipeline stage with more to do than the others: because of its layers, or all of its ranks alike."""
+    stages = _stages(case)
+    if len(stages) < 2 or late:
+        return None
+    slow = max(stages, key=lambda one: one.own_ns)
+    rest = [one for one in stages if one is not slow and _unit(case, one) == _unit(case, slow)]
+    if not rest:
+        return None
+    own, layers = _low(np.asarray([one.own_ns for one in rest])), _low(np.asarray([float(one.layers) for one in rest]))
+    if (
+        slow.layers < UNEVEN * layers
+        or slow.own_ns < UNEVEN * own
+        or slow.per_layer_ns > RATIO * own / max(1.0, layers)
+    ):
+        return None
+    ranks = [case.joined.ranks[place].head.rank for place in slow.places]
+    number = case.joined.ranks[slow.places[0]].head.shard["pp"]
+    return Finding(
+        class_="stage_imbalance",
+        summary=f"pipeline stage {number} ({ranks_text(ranks)}) has more to do than the others",
+        original_fault=case.fault(*slow.places),
+        confidence=0.85,
+        waited_s=(slow.own_ns - own) * slow.steps / 1e9,
+        evidence=(
+            f"it has {slow.layers} layers, the others {layers:g}",
+            f"its own time is {slow.own_ns / 1e6:.3g} ms a step (median), the others' {own / 1e6:.3g} ms",
+            f"a layer takes {slow.per_layer_ns / 1e6:.3g} ms there and {own / max(1.0, layers) / 1e6:.3g} ms elsewhere",
+        ),
+        next="linkwise plan, or --layers, with other layer counts per stage; embedding and head count as layers",
+        recovery="none",
+    )
+
+
+def _slow_stage_rank(case: Case) -> Iterator[Finding]:
+    """A rank alone in its stage has nobody to arrive with: its own time a layer is held against other stages'."""
+    stages = _stages(case)
+    for one in stages:
+        rest = [s.per_layer_ns for s in stages if s is not one and _unit(case, s) == _unit(case, one)]
+        if len(one.places) != 1 or not rest:
+            continue
+        usual = _low(np.asarray(rest))
+        if one.per_layer_ns < RATIO * usual or one.own_ns < PIPELINE_NS:
+            continue
+        who = one.places[0]
+        cause, evidence = _cause(case, None, who)
+        yield Finding(
+            class_="late_rank",
+            summary=f"{case.name(who)} takes longer for its layers than the other stages ({_CAUSES[cause]})",
+            original_fault=case.fault(who),
+            cause=cause,
+            first_reporter="the stage after it",
+            confidence=0.8,
+            waited_s=(one.own_ns - usual * max(1, one.layers)) * one.steps / 1e9,
+            evidence=(
+                f"a layer takes {one.per_layer_ns / 1e6:.3g} ms there and {usual / 1e6:.3g} ms elsewhere",
+                f"its own time is {one.own_ns / 1e6:.3g} ms a step (median of {one.steps})",
+                *evidence[:5],
+            ),
+            next=_NEXT[cause].format(
+                rank=case.joined.ranks[who].head.rank, host=case.joined.ranks[who].head.host or "its host"
+            ),
+            recovery="restart group" if cause in {"device", "host"} else "none",
+        )
+
+
+def _unit(case: Case, stage: _Stage) -> str:
+    return case.joined.ranks[stage.places[0]].head.unit
+
+
+def _layers(case: Case, place: int) -> int:
+    first, end = case.joined.ranks[place].head.layers
+    return end - first
+
+
+def _finding(case: Case, t: Timing, who: int) -> Finding:
+    head = case.joined.ranks[who].head
+    cause, evidence = _cause(case, t, who)
+    led = t.lead == who
+    waits = t.wait[led & (t.wait > 0)]
+    own, rest = _own_before(case, t, who)
+    first = [
+        f"{case.name(who)} came last to {int(led.sum())} of {len(t.lead)} calls,"
+        f" {np.median(waits) / 1e6 if len(waits) else 0:.3g} ms (median) after half of the group",
+        f"own time before its calls {own / 1e6:.3g} ms (median), of its peers {rest / 1e6:.3g} ms",
+        f"{t.own_ns[who] / 1e9:.3g} s of others' waiting begins here, {100 * t.own_ns[who] / t.elapsed_ns:.0f} % of the"
+        " record",
+    ]
+    return Finding(
+        class_="late_rank",
+        summary=f"{case.name(who)} is late by its own doing ({_CAUSES[cause]})",
+        original_fault=case.fault(who),
+        cause=cause,
+        first_reporter=_victim(case, t, who),
+        confidence=min(0.95, 0.6 + t.own_ns[who] / t.elapsed_ns),
+        waited_s=float(t.own_ns[who] / 1e9),
+        evidence=(*first, *evidence[:5]),
+        next=_NEXT[cause].format(rank=head.rank, host=head.host or "its host"),
+        recovery="restart group" if cause in {"device", "host"} else "none",
+    )
+
+
+_CAUSES: dict[str, str] = {
+    "host": "it enters calls late: its process, not its device",
+    "device": "it enters in time and its device comes late",
+    "contention": "its CPU time is taken from it",
+}
+_NEXT: dict[str, str] = {
+    "host": "py-spy dump of rank {rank}, and what else runs on {host}",
+    "device": "nvidia-smi -q -d PERFORMANCE,ECC on {host}",
+    "contention": "cpu.stat of its cgroup and /proc/PID/schedstat on {host}; give it cores of its own",
+}
+
+
+def _cause(case: Case, t: Timing | None, who: int) -> tuple[Cause, list[str]]:
+    starved = [fact for fact in case.facts("counter", *CONTENTION) if _of(case, fact, who) and _starved(case, fact)]
+    if starved:
+        return "contention", [fact.text or f"{fact.name} {fact.value:g}" for fact in starved]
+    broken = [fact for fact in case.facts("device") if _of(case, fact, who)]
+    if broken:
+        return "device", [fact.text or fact.name for fact in broken]
+    host, device = (0.0, 0.0) if t is None else _split(case, t, who)
+    if device > host:
+        return "device", [f"entered {host / 1e6:.3g} ms later than its peers, its device {device / 1e6:.3g} ms later"]
+    return "host", []
+
+
+def _of(case: Case, fact: Fact, who: int) -> bool:
+    """Whether a fact is of a rank: by number, or by its host and device."""
+    head = case.joined.ranks[who].head
+    if fact.rank >= 0:
+        return fact.rank == head.rank and fact.label("unit", head.unit) == head.unit
+    return bool(fact.host) and fact.host == head.host and fact.device in {"", head.device}
+
+
+def _starved(case: Case, fact: Fact) -> bool:
+    """Throttled periods at all; a run delay only when it is a good part of what the rank ran."""
+    if fact.name != "cpu.run_delay_ns":
+        return fact.value > 0
+    ran = [f.value for f in case.facts("counter", "cpu.run_ns") if (f.rank, f.source) == (fact.rank, fact.source)]
+    return bool(ran) and fact.value > 0.5 * ran[0]
+
+
+def _split(case: Case, t: Timing, who: int) -> tuple[float, float]:
+    """Median lateness of a rank in the calls it came last to, in entering and on the device, in ns."""
+    rows, first = case.joined.rows, case.joined.first
+    host, device = [], []
+    for call in np.flatnonzero((t.lead == who) & (t.wait > 0))[-2000:].tolist():
+        span = slice(int(first[call]), int(first[call + 1]))
+        mine = rows.who[span] == who
+        created, started = rows.created_ns[span], rows.started_ns[span]
+        if (created <= 0).any() or (started <= 0).any() or mine.all():
+            continue
+        delay = started - created
+        host.append(float(created[mine][0] - _low(created[~mine])))
+        device.append(float(delay[mine][0] - _low(delay[~mine])))
+    return (float(np.median(host)), float(np.median(device))) if host else (0.0, 0.0)
+
+
+def _own_before(case: Case, t: Timing, who: int) -> tuple[float, float]:
+    """Median own time before the calls a rank came last to: its own, and of the others in the same calls."""
+    rows, first = case.joined.rows, case.joined.first
+    calls = np.repeat(t.lead == who, np.diff(first))
+    known = calls & (t.gap >= 0)
+    mine = t.gap[known & (rows.who == who)]
+    rest = t.gap[known & (rows.who != who)]
+    return (float(np.median(mine)) if len(mine) else 0.0), (float(np.median(rest)) if len(rest) else 0.0)
+
+
+def _victim(case: Case, t: Timing, who: int) -> str:
+    """The rank that waited longest for another."""
+    rows, first = case.joined.rows, case.joined.first
+    led = np.repeat(t.lead == who, np.diff(first)) & (t.arrive > 0)
+    waited = np.where(led, np.repeat(t.last, np.diff(first)) - t.arrive, 0)
+    sums = np.bincount(rows.who, weights=waited, minlength=len(case.joined.ranks))
+    most = int(np.argmax(sums))
+    return f"{case.name(most)} (waited longest)" if sums[most] > 0 and most != who else ""
+
+
+def _paused(case: Case, t: Timing) -> Iterator[Finding]:
+    """One long stop of one rank, after which it went on."""
+    call = int(np.argmax(t.wait))
+    who = int(t.lead[call])
+    wait = int(t.wait[call])
+    if wait < PAUSE_NS or wait < SHARE * t.elapsed_ns or t.own_ns[who] < 0.5 * wait:
+        return
+    yield Finding(
+        class_="stopped_rank",
+        summary=f"{case.name(who)} stood still once for {wait / 1e9:.3g} s and went on",
+        original_fault=case.fault(who),
+        cause="host",
+        confidence=0.7,
+        waited_s=wait / 1e9,
+        evidence=(f"its peers waited {wait / 1e9:.3g} s in one call; before it the rank was in no call",),
+        next="dmesg of its host, and whether its process was stopped (SIGSTOP, a debugger, a page-out)",
+        recovery="none",
+    )
+
+
+def _rotating(case: Case, t: Timing) -> Iterator[Finding]:
+    """Every rank late in its turn, so that all are slow together."""
+    whole = float(t.own_ns.sum())
+    some = t.own_ns >= 0.5 * whole / max(1, len(t.own_ns))
+    if whole < ROTATING_SHARE * t.elapsed_ns or some.sum() < max(ROTATING_RANKS, 0.6 * len(t.own_ns)):
+        return
+    hints = [f for f in case.facts("setting") if f.name in {"cpu_bind", "omp_threads"}]
+    hints += [f for f in case.facts("counter", *CONTENTION) if _starved(case, f)]
+    if not hints:
+        return
+    hosts = {rank.head.host for rank in case.joined.ranks}
+    yield Finding(
+        class_="rotating_straggler",
+        summary="a different rank is late each time: what they share on the host, not one of them",
+        original_fault=Fault(host=next(iter(hosts)) if len(hosts) == 1 else ""),
+        cause="placement" if any(f.kind == "setting" for f in hints) else "contention",
+        first_reporter="all ranks",
+        confidence=0.8,
+        waited_s=whole / 1e9,
+        evidence=(
+            f"{int(some.sum())} of {len(t.own_ns)} ranks are last in turn; {100 * whole / t.elapsed_ns:.0f} % of the"
+            " record is waiting for one of them",
+            *(f.text or f.name for f in hints[:4]),
+        ),
+        next="bind every rank to cores of its own NUMA node (numactl, srun --cpu-bind=rank_ldom)",
+        recovery="none",
+    )

@@ -1,0 +1,211 @@
+"""Who kept whom waiting? Every call's time taken apart, and every wait followed to where it began.
+
+On a rank's own line a moment is one of three: inside a call and waiting for the last member to arrive; inside a call
+that moves bytes; between calls, which is the rank's own doing. A wait ends with the last arrival, and what the last
+arriver did meanwhile is again one of the three. So each moment of waiting is followed from rank to rank, through every
+group, until it is somebody's own time or some group's moving. A victim, late because it waited elsewhere, is passed
+through and never charged.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from linkwise.trace.calls import Ints
+from linkwise.trace.joined import P2P, Joined, Rows
+
+MOST_FOLLOWED = 50_000  # calls whose wait is followed: the longest ones
+MOST_STEPS = 64  # hops from rank to rank before a wait is given up as not followed
+
+Floats = npt.NDArray[np.float64]
+
+
+class Line(NamedTuple):
+    """One record's calls in time. arrive, last, leave: ns; last: when the call's last member arrived; call: number;
+    lead: record of that member. gap: ns between the end of what was before and the arrival, -1 = not known."""
+
+    arrive: Ints
+    last: Ints
+    leave: Ints
+    call: Ints
+    lead: Ints
+
+
+class Timing(NamedTuple):
+    """Times of a trace. Per row of `Joined.rows`: arrive, leave (0 = not known), gap (-1 = not known). Per call: last
+    arrival, its record, the wait (from when half the members were there), moved (-1 = not known).
+
+    own_ns, calls: by record, waiting of others that its own time caused, and in how many calls; moved_ns: by group,
+    waiting that its moving caused; elapsed_ns: of the whole trace; unfollowed_ns: waits nobody could be found for.
+    """
+
+    arrive: Ints
+    leave: Ints
+    gap: Ints
+    last: Ints
+    lead: Ints
+    wait: Ints
+    moved: Ints
+    own_ns: Floats
+    own_calls: Ints
+    moved_ns: Floats
+    elapsed_ns: int
+    unfollowed_ns: float
+
+
+def timing(joined: Joined) -> Timing | None:
+    """The times of a trace; None when too few of them are known to say anything."""
+    rows = joined.rows
+    arrive = np.where(rows.started_ns > 0, rows.started_ns, rows.created_ns)
+    if not len(arrive) or not (arrive > 0).any():
+        return None
+    first = joined.first[:-1]
+    sizes = np.diff(joined.first)
+    call = np.repeat(np.arange(joined.calls), sizes)
+    whole = _whole(joined, arrive, call)
+    last = np.maximum.reduceat(arrive, first)
+    lead = _lead(rows.who, arrive, last[call], call, joined.calls)
+    leave = _leave(joined, arrive, last, call, whole)
+    gap = _gaps(rows, arrive, leave)
+    half = _half(arrive, call, first, sizes)
+    wait = np.where(whole, last - half, 0)
+    ends = np.where(leave > 0, leave, np.iinfo(np.int64).max)
+    soonest = np.minimum.reduceat(ends, first)
+    known = rows.ended_ns > 0
+    moved = np.where(whole & np.logical_and.reduceat(known, first), soonest - last, -1)
+    moved = np.where(moved < 0, -1, moved)
+    times = arrive[arrive > 0]
+    elapsed = int(max(times.max(), leave.max()) - times.min())
+    lines = _lines(joined, arrive, leave, last, lead, call)
+    # A message's receiver waits for its sender by design: only calls that are meant to be entered together are charged.
+    p2p = np.isin(rows.op[first], [joined.op(name) for name in P2P])
+    own, count, through, lost = _follow(joined, lines, np.where(p2p, 0, wait), last, lead)
+    return Timing(
+        arrive, leave, gap, last, lead, wait, moved, own, count, through, max(1, elapsed), lost
+    )  # fmt: skip
+
+
+def _whole(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_]:
+    """Calls that every known member entered, more than one, at times that are known."""
+    sizes = np.asarray([len(group.known) for group in joined.groups], np.int64)
+    p2p = np.isin(joined.rows.op[joined.first[:-1]], [joined.op(name) for name in P2P])
+    asked = np.where(p2p, 2, sizes[joined.rows.group[joined.first[:-1]]])
+    there = np.bincount(call, weights=arrive > 0, minlength=joined.calls)
+    whole: npt.NDArray[np.bool_] = (there == asked) & (asked > 1)
+    return whole
+
+
+def _lead(who: Ints, arrive: Ints, last: Ints, call: Ints, calls: int) -> Ints:
+    """The record that arrived last, by call."""
+    lead = np.full(calls, -1, np.int64)
+    latest = arrive == last
+    lead[call[latest]] = who[latest]
+    return lead
+
+
+def _leave(joined: Joined, arrive: Ints, last: Ints, call: Ints, whole: npt.NDArray[np.bool_]) -> Ints:
+    """When each row's rank left its call: as recorded; else, for a call all entered, not before the last arrival."""
+    ended = joined.rows.ended_ns
+    return np.where(ended > 0, np.maximum(ended, arrive), np.where(whole[call] & (arrive > 0), last[call], 0))
+
+
+def _gaps(rows: Rows, arrive: Ints, leave: Ints) -> Ints:
+    """Own time before each row's call: from the latest end of its rank's earlier calls to its arrival."""
+    gap = np.full(len(arrive), -1, np.int64)
+    order = np.lexsort((arrive, rows.who))
+    order = order[arrive[order] > 0]
+    if not len(order):
+        return gap
+    who, at, out = rows.who[order], arrive[order], leave[order]
+    for begin, end in _runs(who):
+        reached = np.maximum.accumulate(np.maximum(out[begin:end], at[begin:end]))
+        gap[order[begin + 1 : end]] = np.maximum(at[begin + 1 : end] - reached[:-1], 0)
+    return gap
+
+
+def _runs(values: Ints) -> list[tuple[int, int]]:
+    """Where equal neighbours begin and end."""
+    if not len(values):
+        return []
+    starts = np.flatnonzero(np.append(True, np.diff(values) != 0))
+    return list(zip(starts.tolist(), np.append(starts[1:], len(values)).tolist(), strict=True))
+
+
+def _half(arrive: Ints, call: Ints, first: Ints, sizes: Ints) -> Ints:
+    """When half of a call's members (of two, the first) had arrived."""
+    order = np.lexsort((arrive, call))
+    middle: Ints = arrive[order][first + (sizes - 1) // 2]
+    return middle
+
+
+def _lines(joined: Joined, arrive: Ints, leave: Ints, last: Ints, lead: Ints, call: Ints) -> dict[int, Line]:
+    rows = joined.rows
+    order = np.lexsort((arrive, rows.who))
+    order = order[(arrive[order] > 0) & (leave[order] > 0)]
+    who = rows.who[order]
+    found = {}
+    for begin, end in _runs(who):
+        mine = order[begin:end]
+        found[int(who[begin])] = Line(arrive[mine], last[call[mine]], leave[mine], call[mine], lead[call[mine]])
+    return found
+
+
+def _follow(
+    joined: Joined, lines: dict[int, Line], wait: Ints, last: Ints, lead: Ints
+) -> tuple[Floats, Ints, Floats, float]:
+    """Every wait charged to records' own time and to groups' moving."""
+    own = np.zeros(len(joined.ranks))
+    count = np.zeros(len(joined.ranks), np.int64)
+    moved = np.zeros(max(1, len(joined.groups)))
+    lost = 0.0
+    group = joined.rows.group[joined.first[:-1]]
+    for number in np.argsort(wait, kind="stable")[::-1][:MOST_FOLLOWED].tolist():
+        if wait[number] <= 0:
+            break
+        charged: dict[int, float] = {}
+        todo = [(int(lead[number]), int(last[number] - wait[number]), int(last[number]), 0)]
+        while todo:
+            who, begin, end, hops = todo.pop()
+            line = lines.get(who)
+            if line is None or hops > MOST_STEPS:
+                lost += end - begin
+                continue
+            for kind, start, stop, where in _apart(line, begin, end):
+                if kind == "own":
+                    charged[who] = charged.get(who, 0.0) + stop - start
+                elif kind == "moved":
+                    moved[group[line.call[where]]] += stop - start
+                elif int(line.lead[where]) == who:
+                    charged[who] = charged.get(who, 0.0) + stop - start
+                else:
+                    todo.append((int(line.lead[where]), start, stop, hops + 1))
+        for who, time in charged.items():
+            own[who] += time
+            count[who] += time >= wait[number] / 2
+    return own, count, moved, lost
+
+
+def _apart(line: Line, begin: int, end: int) -> list[tuple[str, int, int, int]]:
+    """A stretch of a rank's line in pieces: own, wait, moved; from its end backwards. where: row of the line."""
+    pieces: list[tuple[str, int, int, int]] = []
+    row = int(np.searchsorted(line.arrive, end, side="left")) - 1
+    here = end
+    while here > begin:
+        if row < 0:
+            pieces.append(("own", begin, here, -1))
+            break
+        arrive, last, leave = int(line.arrive[row]), int(line.last[row]), int(line.leave[row])
+        if leave < here:
+            pieces.append(("own", max(begin, leave), here, -1))
+            here = max(begin, leave)
+        if here > begin and arrive < here:
+            meet = min(max(last, arrive), here)
+            if meet < here:
+                pieces.append(("moved", max(begin, meet), here, row))
+                here = max(begin, meet)
+            if here > begin and arrive < here:
+                pieces.append(("wait", max(begin, arrive), here, row))
+                here = max(begin, arrive)
+        row -= 1
+    return pieces
