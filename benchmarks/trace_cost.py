@@ -79,9 +79,9 @@ def alone(folder: Path) -> tuple[float, float, float]:
     recorder = open_recorder(folder, comm, Layout(tp=2), 0, rank=0, world=2, events=EVENTS, turn_s=0)
     heard, quiet, written = [], [], []
     for _ in range(9):
-        comm.listener = None
+        comm.listener = comm.entered = None
         quiet.append(calls())
-        comm.listener = recorder.heard
+        comm.listener, comm.entered = recorder.heard, recorder.entered
         heard.append(calls())
         began = time.process_time_ns()
         recorder.writer.flush()
@@ -167,7 +167,7 @@ def rank(folder: Path, blocks: int) -> int:
 
         def block(traced: bool) -> float:
             nonlocal number
-            comm.listener = made.heard if traced else None
+            comm.listener, comm.entered = (made.heard, made.entered) if traced else (None, None)
             began = time.perf_counter()
             for _ in range(BLOCK):
                 row = Row(1, number % 1024, (number % VOCAB,), False, Sampling(), tuple(range(1, 66)))

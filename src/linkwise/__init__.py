@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         save,
         traffic,
     )
+    from linkwise.api_diagnose import diagnose
     from linkwise.api_place import Placement, place
     from linkwise.core.errors import InputError, LinkwiseError, NotUnderstood, Undecidable
 
@@ -39,6 +40,7 @@ __all__ = [
     "Undecidable",
     "__version__",
     "compare",
+    "diagnose",
     "engines",
     "explain",
     "fit",
@@ -51,14 +53,14 @@ __all__ = [
     "save",
     "traffic",
 ]
-_PLACE = ("Placement", "place")
+_HOMES = {"Placement": "api_place", "place": "api_place", "diagnose": "api_diagnose"}
 _ERRORS = ("InputError", "LinkwiseError", "NotUnderstood", "Undecidable")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'linkwise' has no attribute {name!r}")
-    home = "core.errors" if name in _ERRORS else "api_place" if name in _PLACE else "api"
+    home = "core.errors" if name in _ERRORS else _HOMES.get(name, "api")
     return getattr(import_module(f"linkwise.{home}"), name)
 
 

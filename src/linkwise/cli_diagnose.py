@@ -1,5 +1,6 @@
 """The commands `linkwise diagnose` and `linkwise trace`: their words and options."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,9 +33,9 @@ def register(
         ] = False,
     ) -> int:
         """Whose fault was it? Dumps, traces, logs and counters of all ranks, in one answer."""
-        from linkwise.diagnose.diagnose import diagnose as judge
+        from linkwise.api_diagnose import diagnose as judge
 
-        found = judge(_gathered(evidence, since), _plan(plan))
+        found = judge(*evidence, plan=plan, since=since)
         if json:
             show_json(found)
         else:
@@ -49,33 +50,83 @@ def register(
         since: Since = "",
     ) -> int:
         """All ranks on one clock, as a file for Perfetto (ui.perfetto.dev)."""
+        from linkwise.api_diagnose import collect
         from linkwise.trace.clocks import align
         from linkwise.trace.joined import join
         from linkwise.trace.timeline import write
 
-        found = _gathered(evidence, since)
+        found = collect(tuple(evidence), since)
         clocks = align(found.trace)
         count = write(output, found, join(found.trace, clocks.shift_ns), clocks)
         unusable = f", {len(found.unusable)} file(s) unusable" if found.unusable else ""
         show([f"{count} events of {len(found.trace.ranks)} record(s) written to {output}{unusable}"])
         return 0
 
+    def watch(
+        folder: Annotated[
+            Path | None, typer.Argument(help="folder where ranks write their traces (serve --trace)", metavar="FOLDER")
+        ] = None,
+        ras: Annotated[
+            str, typer.Option("--ras", help="ask the RAS service of an NCCL job, too", metavar="HOST[:PORT]")
+        ] = "",
+        plan: Annotated[Path | None, typer.Option("--plan", help="what the run was meant to do: a plan file")] = None,
+        every: Annotated[str, typer.Option("--every", help="between two looks", metavar="TIME")] = "2s",
+        until: Annotated[str, typer.Option("--for", help="end after so long", metavar="TIME")] = "",
+        *,
+        json: Annotated[
+            bool, typer.Option("--json", help="a line of JSON for each change", rich_help_panel="Output")
+        ] = False,
+    ) -> int:
+        """Report faults while they happen. Ends with --for or Ctrl-C: 1 when there was one, else 0."""
+        import signal
+
+        from linkwise.core.errors import InputError
+        from linkwise.core.units import parse_time
+        from linkwise.diagnose.watch import Watch
+
+        if folder is None and not ras:
+            raise InputError("neither a folder nor --ras", where="watch", expected="something to watch")
+        turn_s = parse_time(every, where="--every")
+        end = time.monotonic() + parse_time(until, where="--for") if until else float("inf")
+        watcher = Watch(folder, plan=_plan(plan), ras=ras)
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+        found = False
+        try:
+            while True:
+                began = time.monotonic()
+                for change in watcher.turn():
+                    found = True
+                    _changed(change, json=json)
+                left = min(began + turn_s, end) - time.monotonic()
+                if time.monotonic() >= end:
+                    break
+                time.sleep(max(0.0, left))
+        except KeyboardInterrupt:
+            pass  # the usual way to end it
+        return 1 if found else 0
+
     command(diagnose)
     command(trace)
+    command(watch)
 
 
-def _gathered(paths: list[Path], since: str) -> Any:
-    from linkwise.core.errors import InputError
-    from linkwise.core.units import parse_time
-    from linkwise.diagnose.diagnose import since as newest
-    from linkwise.trace.gather import gather
+def _changed(change: Any, *, json: bool) -> None:
+    """Print a change at once: what is held back until a command ends would be no watching."""
+    from linkwise import streams
 
-    seconds = parse_time(since, where="--since") if since else 0.0
-    found = gather([str(path) for path in paths])
-    if not found.used:
-        first = f": {found.unusable[0].path}: {found.unusable[0].reason}" if found.unusable else ""
-        raise InputError(f"none of {len(found.unusable)} file(s) can be used{first}", where="evidence")
-    return newest(found, seconds) if seconds else found
+    clock = time.strftime("%H:%M:%S", time.localtime(change.at))
+    one = change.finding
+    if json:
+        import msgspec
+
+        streams.write_now(msgspec.json.encode({"at": change.at, "over": change.over, "finding": one}).decode())
+    elif change.over:
+        streams.write_now(f"{clock} over: {one.summary}")
+    else:
+        evidence = [f"  - {line}" for line in one.evidence[:3]]
+        after = [f"  next: {one.next}"] if one.next else []
+        kind = one.class_.replace("_", " ")
+        streams.write_now("\n".join([f"{clock} {one.summary}  [{kind}]", *evidence, *after]))
 
 
 def _plan(path: Path | None) -> Any:

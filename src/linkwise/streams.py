@@ -36,6 +36,12 @@ def write(text: str) -> None:
     _deliver(sys.stdout, text if text.endswith("\n") else text + "\n")
 
 
+def write_now(text: str) -> None:
+    """Text to standard output at once, also inside `held_output`: for a command that goes on. Control characters of
+    what others wrote become visible. Raises OutputError as `write` does."""
+    _deliver(sys.__stdout__, printable(text, keep="\n") + "\n")
+
+
 def _deliver(stream: TextIO | None, text: str) -> None:
     if stream is None:
         raise OutputError("cannot write output: standard output is closed")

@@ -66,9 +66,10 @@ def _latest(calls: Calls) -> Ints:
 def settle(found: list[Finding]) -> list[Finding]:
     """Findings without those that another one explains, most certain first."""
     kinds = {one.class_ for one in found if one.decided}
+    departed = any(one.class_ in _MISMATCHES for one in found)
     kept: list[Finding] = []
     for one in found:
-        if one.class_ == "hang" and kinds & {*_MISMATCHES, *_GONE, "network_error", "handoff_stalled"}:
+        if one.class_ == "hang" and (departed or kinds & {*_GONE, "network_error", "handoff_stalled"}):
             continue
         if one.class_ in _GONE and kinds & {*_MISMATCHES} and one.confidence < 0.95:
             continue  # a rank that went another way looks, from outside, like one that does not come

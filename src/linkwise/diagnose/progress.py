@@ -57,7 +57,10 @@ def progress(joined: Joined) -> Board:
             done[key] = int(rows.sequence[pending[0]]) - 1
         else:
             done[key] = int(rows.sequence[mine[state == DONE][-1]])
+    messages = set(rows.group[p2p].tolist()) - set(group.tolist())  # counts of sends and receives say nothing of peers
     for place, one in enumerate(joined.groups):
+        if place in messages:
+            continue
         for rank, who_ in one.known.items():
             mark = marks.get((place, who_))
             enqueued, completed = last.get((place, who_), -1), done.get((place, who_), -1)

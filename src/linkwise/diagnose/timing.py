@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from linkwise.trace.calls import Ints
-from linkwise.trace.joined import P2P, Joined, Rows
+from linkwise.trace.calls import DONE, Ints
+from linkwise.trace.events import RankTrace
+from linkwise.trace.joined import LEAVING, P2P, Joined, Rows
 
 MOST_FOLLOWED = 50_000  # calls whose wait is followed: the longest ones
 MOST_STEPS = 64  # hops from rank to rank before a wait is given up as not followed
@@ -37,7 +38,8 @@ class Timing(NamedTuple):
     arrival, its record, the wait (from when half the members were there), moved (-1 = not known).
 
     own_ns, calls: by record, waiting of others that its own time caused, and in how many calls; moved_ns: by group,
-    waiting that its moving caused; elapsed_ns: of the whole trace; unfollowed_ns: waits nobody could be found for.
+    waiting that its moving caused; elapsed_ns: of the whole trace, or of its steps where it has some: what was idle
+    in between is nobody's; unfollowed_ns: waits nobody could be found for.
     """
 
     arrive: Ints
@@ -67,17 +69,21 @@ def timing(joined: Joined) -> Timing | None:
     last = np.maximum.reduceat(arrive, first)
     lead = _lead(rows.who, arrive, last[call], call, joined.calls)
     leave = _leave(joined, arrive, last, call, whole)
-    gap = _gaps(rows, arrive, leave)
+    gap = _gaps(joined, arrive, leave)
     half = _half(arrive, call, first, sizes)
     wait = np.where(whole, last - half, 0)
     ends = np.where(leave > 0, leave, np.iinfo(np.int64).max)
     soonest = np.minimum.reduceat(ends, first)
     known = rows.ended_ns > 0
+    # A sender may return at once: a message has moved when its receiver has it.
+    taken = np.maximum.reduceat(np.where(rows.op == joined.op("recv"), leave, 0), first)
+    soonest = np.where(taken > 0, taken, soonest)
     moved = np.where(whole & np.logical_and.reduceat(known, first), soonest - last, -1)
     moved = np.where(moved < 0, -1, moved)
     times = arrive[arrive > 0]
-    elapsed = int(max(times.max(), leave.max()) - times.min())
+    elapsed = _busy(joined.ranks) or int(max(times.max(), leave.max()) - times.min())
     lines = _lines(joined, arrive, leave, last, lead, call)
+    _add_leaving(joined, lines)
     # A message's receiver waits for its sender by design: only calls that are meant to be entered together are charged.
     p2p = np.isin(rows.op[first], [joined.op(name) for name in P2P])
     own, count, through, lost = _follow(joined, lines, np.where(p2p, 0, wait), last, lead)
@@ -87,11 +93,14 @@ def timing(joined: Joined) -> Timing | None:
 
 
 def _whole(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_]:
-    """Calls that every known member entered, more than one, at times that are known."""
+    """Calls that every known member entered and is done with, more than one, at times that are known.
+
+    In a call that is still open nobody is late yet: what keeps it open is a question for the hang rule.
+    """
     sizes = np.asarray([len(group.known) for group in joined.groups], np.int64)
     p2p = np.isin(joined.rows.op[joined.first[:-1]], [joined.op(name) for name in P2P])
     asked = np.where(p2p, 2, sizes[joined.rows.group[joined.first[:-1]]])
-    there = np.bincount(call, weights=arrive > 0, minlength=joined.calls)
+    there = np.bincount(call, weights=(arrive > 0) & (joined.rows.state == DONE), minlength=joined.calls)
     whole: npt.NDArray[np.bool_] = (there == asked) & (asked > 1)
     return whole
 
@@ -110,18 +119,51 @@ def _leave(joined: Joined, arrive: Ints, last: Ints, call: Ints, whole: npt.NDAr
     return np.where(ended > 0, np.maximum(ended, arrive), np.where(whole[call] & (arrive > 0), last[call], 0))
 
 
-def _gaps(rows: Rows, arrive: Ints, leave: Ints) -> Ints:
+def _gaps(joined: Joined, arrive: Ints, leave: Ints) -> Ints:
     """Own time before each row's call: from the latest end of its rank's earlier calls to its arrival."""
-    gap = np.full(len(arrive), -1, np.int64)
-    order = np.lexsort((arrive, rows.who))
-    order = order[arrive[order] > 0]
-    if not len(order):
-        return gap
-    who, at, out = rows.who[order], arrive[order], leave[order]
-    for begin, end in _runs(who):
+    count, left = len(arrive), _leaving(joined)
+    who = np.append(joined.rows.who, left.who)
+    came, gone = np.append(arrive, left.started_ns), np.append(leave, left.ended_ns)
+    gap = np.full(len(came), -1, np.int64)
+    order = np.lexsort((came, who))
+    order = order[came[order] > 0]
+    at, out = came[order], gone[order]
+    for begin, end in _runs(who[order]):
         reached = np.maximum.accumulate(np.maximum(out[begin:end], at[begin:end]))
         gap[order[begin + 1 : end]] = np.maximum(at[begin + 1 : end] - reached[:-1], 0)
-    return gap
+    return gap[:count]
+
+
+def _leaving(joined: Joined) -> Rows:
+    """Times in which a rank waited for its message to leave."""
+    alone = joined.alone
+    return alone.take((alone.op == joined.op(LEAVING)) & (alone.started_ns > 0) & (alone.ended_ns > alone.started_ns))
+
+
+def _add_leaving(joined: Joined, lines: dict[int, Line]) -> None:
+    """On its line such a wait is one for the receiver, whom it is followed to."""
+    left = _leaving(joined)
+    at = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(joined.ranks)}
+    for who in np.unique(left.who).tolist():
+        mine, unit = left.take(left.who == who), joined.ranks[who].head.unit
+        lead = np.asarray([at.get((unit, peer), -1) for peer in mine.peer.tolist()], np.int64)
+        none = np.full(len(lead), -1, np.int64)
+        line = lines.get(who, Line(*(none[:0] for _ in Line._fields)))
+        both = Line(
+            np.append(line.arrive, mine.started_ns),
+            np.append(line.last, mine.ended_ns),
+            np.append(line.leave, mine.ended_ns),
+            np.append(line.call, none),
+            np.append(line.lead, lead),
+        )
+        order = np.argsort(both.arrive, kind="stable")
+        lines[who] = Line(*(column[order] for column in both))
+
+
+def _busy(ranks: tuple[RankTrace, ...]) -> int:
+    """Time in steps of the rank with the most; 0 where a record has none."""
+    found = [sum(one.ended_ns - one.began_ns for one in rank.batches if one.ended_ns) for rank in ranks]
+    return max(found) if found and min(found) > 0 else 0
 
 
 def _runs(values: Ints) -> list[tuple[int, int]]:
@@ -173,11 +215,11 @@ def _follow(
                 continue
             for kind, start, stop, where in _apart(line, begin, end):
                 if kind == "own":
-                    charged[who] = charged.get(who, 0.0) + stop - start
+                    charged[who] = charged.get(who, 0.0) + (stop - start)
                 elif kind == "moved":
                     moved[group[line.call[where]]] += stop - start
                 elif int(line.lead[where]) == who:
-                    charged[who] = charged.get(who, 0.0) + stop - start
+                    charged[who] = charged.get(who, 0.0) + (stop - start)
                 else:
                     todo.append((int(line.lead[where]), start, stop, hops + 1))
         for who, time in charged.items():

@@ -7,6 +7,7 @@ from msgspec import Meta
 from linkwise.core.schema import Frozen
 
 FINDINGS_SCHEMA = "linkwise.findings/1"
+DRIVER = "the driver"  # the first reporter of what the process that starts the ranks saw of them
 
 Class = Literal[
     "dead_rank",             # its process ended while others waited

@@ -24,19 +24,21 @@ MOST = 4_000  # calls that are looked at; the newest, where clocks are now
 class Clocks(NamedTuple):
     """shift_ns: by place of a record, what to add to its times. residual_s: median distance of ends from their
     common moment after that, None = no ends in common. by_ends: whether ends decided. apart: records that share no
-    call with the rest, whose clocks stay as they are."""
+    call with the rest, whose clocks stay as they are. unsure_ns: by place, how far the order of calls alone leaves its
+    clock open; less lateness than that is none."""
 
     shift_ns: dict[int, int]
     residual_s: float | None
     by_ends: bool
     apart: tuple[int, ...]
+    unsure_ns: dict[int, int]
 
 
 def align(trace: Trace) -> Clocks:
     """How far every record's clock is from that of the most. Records of one named host share a clock."""
     clock = _clocks(trace)
     if len(set(clock)) < 2:
-        return Clocks({}, None, by_ends=True, apart=())
+        return Clocks({}, None, by_ends=True, apart=(), unsure_ns={})
     joined = join(trace)
     of = np.asarray(clock, np.int64)
     call, who, time = _moments(joined, joined.rows.ended_ns)
@@ -48,10 +50,11 @@ def align(trace: Trace) -> Clocks:
         call, who, time = _moments(joined, begun)
         group = joined.rows.group[joined.first[:-1]]
         found = _spanned(_by_order(of[who], call, time, group), of[who])
-    shift = {place: found[mine] for place, mine in enumerate(clock) if mine in found}
+    shift = {place: found[mine][0] for place, mine in enumerate(clock) if mine in found}
+    unsure = {place: found[mine][1] for place, mine in enumerate(clock) if mine in found}
     moved = time + np.asarray([shift.get(place, 0) for place in range(len(clock))], np.int64)[who]
     left = _spread(call, moved) if by_ends else None
-    return Clocks(shift, left, by_ends, tuple(place for place in range(len(clock)) if place not in shift))
+    return Clocks(shift, left, by_ends, tuple(place for place in range(len(clock)) if place not in shift), unsure)
 
 
 def _clocks(trace: Trace) -> list[int]:
@@ -81,7 +84,8 @@ def _moments(joined: Joined, times: Ints) -> tuple[Ints, Ints, Ints]:
     return call[keep[call]], who[keep[call]], time[keep[call]]
 
 
-_Gaps = dict[tuple[int, int], int]  # how far the second clock is ahead of the first
+# How far the second clock is ahead of the first, and how far that is open, in ns.
+_Gaps = dict[tuple[int, int], tuple[int, int]]
 
 
 def _by_ends(clock: Ints, call: Ints, time: Ints) -> _Gaps:
@@ -93,12 +97,12 @@ def _by_ends(clock: Ints, call: Ints, time: Ints) -> _Gaps:
         for other, (_, latest) in ends.items():
             if other != hub:
                 found.setdefault((hub, other), []).append(latest - ends[hub][1])
-    return {pair: int(np.median(gaps)) for pair, gaps in found.items() if len(gaps) >= LEAST}
+    return {pair: (int(np.median(gaps)), 0) for pair, gaps in found.items() if len(gaps) >= LEAST}
 
 
 def _by_order(clock: Ints, call: Ints, time: Ints, group: Ints) -> _Gaps:
     """By what beginnings of following calls allow: nothing within the bounds, else the nearer bound."""
-    most: _Gaps = {}
+    most: dict[tuple[int, int], int] = {}
     times: dict[tuple[int, int], int] = {}
     calls = _each(clock, call, time)
     for here in calls:
@@ -114,7 +118,7 @@ def _by_order(clock: Ints, call: Ints, time: Ints, group: Ints) -> _Gaps:
     for (a, b), high in most.items():
         low = -most.get((b, a), -high)
         if a < b and times[a, b] >= LEAST and low <= high:  # else they do not wait for each call: nothing follows
-            found[a, b] = min(max(0, low), high)
+            found[a, b] = min(max(0, low), high), high - low
     return found
 
 
@@ -128,19 +132,20 @@ def _each(clock: Ints, call: Ints, time: Ints) -> dict[int, dict[int, tuple[int,
     return found
 
 
-def _spanned(gaps: _Gaps, clock: Ints) -> dict[int, int]:
-    """By clock: what brings it to the one with the most entries, over the gaps that lead there; others are left out."""
-    ways: dict[int, list[tuple[int, int]]] = {}
-    for (a, b), gap in gaps.items():
-        ways.setdefault(a, []).append((b, gap))
-        ways.setdefault(b, []).append((a, -gap))
+def _spanned(gaps: _Gaps, clock: Ints) -> dict[int, tuple[int, int]]:
+    """By clock: what brings it to the one with the most entries, over the gaps that lead there, and how far that is
+    open; clocks that none lead to are left out."""
+    ways: dict[int, list[tuple[int, int, int]]] = {}
+    for (a, b), (gap, width) in gaps.items():
+        ways.setdefault(a, []).append((b, gap, width))
+        ways.setdefault(b, []).append((a, -gap, width))
     root = int(np.bincount(clock).argmax()) if len(clock) else 0
-    found, waiting = {root: 0}, deque([root])
+    found, waiting = {root: (0, 0)}, deque([root])
     while waiting:
         here = waiting.popleft()
-        for there, gap in ways.get(here, ()):
+        for there, gap, width in ways.get(here, ()):
             if there not in found:
-                found[there] = found[here] - gap
+                found[there] = found[here][0] - gap, found[here][1] + width
                 waiting.append(there)
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.core.printable import printable
@@ -98,28 +99,76 @@ def _read(one: tuple[str, str]) -> _Read:
         return _Read(shown, "", None, str(error).removeprefix(f"{shown}: "))
     except (RecursionError, MemoryError) as error:
         return _Read(shown, "", None, f"too deep or too large: {type(error).__name__}")
+    except Exception as error:  # noqa: BLE001 - a bug of one reader must not hide what the other files say
+        return _Read(shown, "", None, f"a bug of its reader ({type(error).__name__}: {error}): please report it"[:300])
     return _Read(shown, format, reading, "")
 
 
 def _together(found: list[_Read]) -> Evidence:
     good = [(one, one.reading) for one in found if one.reading is not None]
+    ranks, doubles = _told_apart(_ranks(good))
     return Evidence(
-        trace=Trace(ranks=tuple(_ranks(good))),
+        trace=Trace(ranks=tuple(ranks)),
         facts=tuple(fact for _, reading in good for fact in reading.facts),
         spans=tuple(span for _, reading in good for span in reading.spans),
-        used=tuple(Used(one.path, one.format, reading.notes) for one, reading in good),
+        used=tuple(Used(one.path, one.format, reading.notes + doubles.get(one.path, ())) for one, reading in good),
         unusable=tuple(Unusable(one.path, one.reason) for one in found if one.reading is None),
     )
 
 
-def _ranks(good: list[tuple[_Read, Reading]]) -> list[RankTrace]:
-    """All records by unit and rank; a record of ours in an earlier and a current file is one."""
+def _ranks(good: list[tuple[_Read, Reading]]) -> list[tuple[str, RankTrace]]:
+    """All records with the file they are from; a record of ours in an earlier and a current file is one."""
     earlier = {one.path.removesuffix(EARLIER): reading.ranks[0] for one, reading in good if one.path.endswith(EARLIER)}
-    ranks: list[RankTrace] = []
+    ranks: list[tuple[str, RankTrace]] = []
     for one, reading in good:
         if one.path.endswith(EARLIER):
             continue
         before = earlier.pop(one.path.removesuffix(SUFFIX), None) if one.path.endswith(SUFFIX) else None
-        ranks += [joined(before, rank) for rank in reading.ranks] if before else reading.ranks
-    ranks += earlier.values()
-    return sorted(ranks, key=lambda r: (r.head.unit, r.head.rank, r.head.anchor.unix_ns))
+        ranks += [(one.path, joined(before, rank) if before else rank) for rank in reading.ranks]
+    ranks += [(rank.source, rank) for rank in earlier.values()]
+    return ranks
+
+
+def _told_apart(found: list[tuple[str, RankTrace]]) -> tuple[list[RankTrace], dict[str, tuple[str, ...]]]:
+    """Records sorted by unit and rank, each rank once in its unit; and by file, notes on records that are not used.
+
+    A rank that is there twice is one of three: of another folder, hence of another job; of a later start of the same
+    unit; or the same record in a second form, such as a dump as pickle and as JSON, of which the fuller one is used.
+    """
+    folders: dict[tuple[str, int], set[str]] = {}
+    for path, rank in found:
+        folders.setdefault((rank.head.unit, rank.head.rank), set()).add(os.path.dirname(path))
+    apart = any(len(places) > 1 for places in folders.values())
+    units: dict[str, list[tuple[str, RankTrace]]] = {}
+    for path, rank in found:
+        unit = "/".join(word for word in (os.path.dirname(path), rank.head.unit) if word) if apart else rank.head.unit
+        units.setdefault(unit, []).append((path, rank))
+    kept: list[RankTrace] = []
+    doubles: dict[str, tuple[str, ...]] = {}
+    for unit, records in units.items():
+        seen: dict[int, tuple[str, RankTrace]] = {}
+        start = 1
+        for path, rank in sorted(records, key=lambda one: (one[1].head.anchor.unix_ns, *_fuller(*one))):
+            number = rank.head.rank
+            if number in seen and rank.head.anchor.unix_ns:  # ours say when they began: the unit was started again
+                kept += _named(seen, unit, start)
+                seen, start = {}, start + 1
+            if number in seen:
+                doubles[path] = (f"rank {number} is also in {seen[number][0]}, which is used",)
+            else:
+                seen[number] = (path, rank)
+        kept += _named(seen, unit, start)
+    return sorted(kept, key=lambda rank: (rank.head.unit, rank.head.rank)), doubles
+
+
+def _fuller(path: str, rank: RankTrace) -> tuple[int, bool, str]:
+    """Which of two records of a rank comes first: with more calls, then not as JSON, which drops fields."""
+    return -len(rank.calls), path.endswith(".json"), path
+
+
+def _named(seen: dict[int, tuple[str, RankTrace]], unit: str, start: int) -> list[RankTrace]:
+    name = f"{unit} start {start}" if start > 1 else unit
+    return [
+        rank if rank.head.unit == name else replace(rank, head=replace(rank.head, unit=name[-200:]))
+        for _, rank in seen.values()
+    ]

@@ -14,6 +14,7 @@ from linkwise.trace.events import RankTrace, Trace
 
 P2P = ("send", "recv")
 LOCAL = "compute"  # own work, no call
+LEAVING = "wait"  # for a message to leave, which the receiver may hold up: no call either
 
 
 class Group(NamedTuple):
@@ -126,7 +127,7 @@ def join(trace: Trace, shift_ns: dict[int, int] | None = None) -> Joined:
     rows = Rows(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _none()
     named = tuple(Group(*key, known[place]) for key, place in groups.items())
     sides = {name: code for name, code in ops.items() if name in P2P}
-    inside = (rows.group >= 0) & ~np.isin(rows.op, [ops.get(LOCAL, -2)])
+    inside = (rows.group >= 0) & ~np.isin(rows.op, [ops.get(LOCAL, -2), ops.get(LEAVING, -2)])
     kept, first = _by_call(rows.take(inside), trace.ranks, sides)
     return Joined(trace.ranks, named, tuple(ops), tuple(roles), tuple(dtypes), kept, first, rows.take(~inside))
 

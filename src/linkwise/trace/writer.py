@@ -7,13 +7,19 @@ had not written yet is at most what it did since the thread's last turn.
     line 1      {"schema": "linkwise.trace/1", "rank": ..., ...}       `events.Head`
     a call      [op, role, group, members, sequence, S_bytes, dtype, peer, created_ns, started_ns, ended_ns]
     others      ["step", ...Batch up to its tokens], ["over", step, ended_ns], ["handoff", ...Handoff],
-                ["clock", monotonic_ns, unix_ns], ["lost", calls], ["open", role, step, since_ns]
+                ["clock", monotonic_ns, unix_ns], ["lost", calls],
+                ["open", role, step, since_ns, op, group, sequence, S_bytes, dtype, peer],
+                ["cpu", run_ns, run_delay_ns, periods, throttled, throttled_us, monotonic_ns]
 
-A call that takes longer than a turn is written as open, so that the record of a rank that is killed in it says so.
+A call that takes longer than a turn is written as open. And the call under way stands in a small file beside, mapped
+into memory: what a process has put there outlives it however it ends, so its record ends with the call it was in
+(`Slot`).
+`cpu` is what the system says of the thread that runs steps and of its control group, counted since their start.
 What a group's driver sees of its ranks goes into a file beside theirs (`note_fault`).
 """
 
 import contextlib
+import mmap
 import os
 import re
 import threading
@@ -32,9 +38,10 @@ from linkwise.trace.events import Anchor, Batch, Count, Handoff, Head, Members, 
 
 EVENTS = 65_536
 FILE_BYTES = 64 * 2**20
-TURN_S = 0.5
+TURN_S = 0.1  # a driver that sees a rank stopped or gone ends the others within half a second: they must have written
 ANCHOR_S = 10.0
-SUFFIX, EARLIER, FAULTS = ".trace.jsonl", ".earlier.trace.jsonl", ".faults.jsonl"
+CPU_S = 1.0
+SUFFIX, EARLIER, FAULTS, OPEN = ".trace.jsonl", ".earlier.trace.jsonl", ".faults.jsonl", ".open.jsonl"
 
 
 class Row(NamedTuple):
@@ -56,7 +63,7 @@ class Row(NamedTuple):
 class Noted(Frozen, frozen=True, kw_only=True):
     """What a driver saw of its ranks. kind: dead, stopped, slow, error, start, map."""
 
-    schema: Literal["linkwise.fault/1"] = "linkwise.fault/1"  # type: ignore[assignment]
+    schema: Literal["linkwise.fault/1"] = "linkwise.fault/1"
     unit: Name
     ranks: Members
     kind: Annotated[str, Meta(max_length=40)]
@@ -65,12 +72,65 @@ class Noted(Frozen, frozen=True, kw_only=True):
 
 
 class Open(NamedTuple):
-    """The call a rank was in when its record ended."""
+    """The call a rank was in when its record ended. op "": only its role is known."""
 
     tag: Annotated[str, Meta(pattern="^open$")]
     role: Name
     step: Number
     since_ns: Count
+    op: Name = ""
+    group: Name = ""
+    sequence: Number = -1
+    S_bytes: Count = 0
+    dtype: Name = ""
+    peer: Number = -1
+
+
+class Cpu(NamedTuple):
+    """Of the thread that runs steps: time on a core and time it waited for one; of its control group: periods of its
+    quota, those in which it was stopped, and for how long. Counted since the start of each."""
+
+    tag: Annotated[str, Meta(pattern="^cpu$")]
+    run_ns: Count
+    run_delay_ns: Count
+    periods: Count
+    throttled: Count
+    throttled_us: Count
+    at_ns: Count
+
+
+class Slotted(Frozen, frozen=True, kw_only=True):
+    """The first line of a file that holds the call under way. record: name of the file it belongs to."""
+
+    schema: Literal["linkwise.open/1"] = "linkwise.open/1"
+    record: Annotated[str, Meta(max_length=300)]
+
+
+class Slot:
+    """The call a rank is in, where its end does not take it away: 4 KiB of a file, in memory that the kernel keeps."""
+
+    BYTES, AT = 4096, 1024
+
+    def __init__(self, path: Path, record: str) -> None:
+        self.path = path
+        head = msgspec.json.encode(Slotted(record=record)) + b"\n"
+        with open(path, "xb") as file:
+            file.write(head.ljust(self.AT - 1) + b"\n" + b" " * (self.BYTES - self.AT - 1) + b"\n")
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), self.BYTES)
+        self._encode = msgspec.json.Encoder().encode
+
+    def enter(self, one: Open) -> None:
+        line = self._encode(one) + b"\n"
+        self._memory[self.AT : self.AT + len(line)] = line
+
+    def leave(self) -> None:
+        self._memory[self.AT] = 0x20
+
+    def remove(self) -> None:
+        """The rank ended well."""
+        self._memory.close()
+        self.path.unlink(missing_ok=True)
 
 
 class Writer:
@@ -85,12 +145,14 @@ class Writer:
         self.head, self.trouble = head, ""
         self._buffer: deque[Any] = deque(maxlen=events)
         self.add = self._buffer.append
-        self.inside: Callable[[], tuple[int, str]] = lambda: (0, "")  # calls so far, and the role of the one under way
+        self.inside: Callable[[], Open | None] = lambda: None  # the call under way
+        self.slot: Slot | None = None
+        self.usage: Callable[[], Cpu | None] = lambda: None
         self.step = -1
         self._room = file_bytes // 2
         self._encode = msgspec.json.Encoder().encode_lines
         self._next: dict[str, int] = {}
-        self._anchored = time.monotonic_ns()
+        self._anchored = self._used = time.monotonic_ns()
         self._lock, self._over = threading.Lock(), threading.Event()
         self._file, self._size = self._new(), 0
         self._put(msgspec.json.encode(head) + b"\n")
@@ -110,9 +172,9 @@ class Writer:
     def handoff(self, handoff: Handoff) -> None:
         self._buffer.append(("handoff", *handoff))
 
-    def open(self, role: str, step: int, since_ns: int) -> None:
-        """The call this rank is in, before its record ends for a fault."""
-        self._buffer.append(Open("open", role, step, since_ns))
+    def open(self, role: str, step: int, since_ns: int, *call: Any) -> None:
+        """The call this rank is in, before its record ends for a fault. call: the rest of `Open`, as far as known."""
+        self._buffer.append(Open("open", role, step, since_ns, *call))
 
     def flush(self) -> None:
         """Write what is in the buffer."""
@@ -130,6 +192,8 @@ class Writer:
             if now - self._anchored > ANCHOR_S * 1e9:
                 self._anchored = now
                 rows.append(("clock", *anchor()))
+            if now - self._used > CPU_S * 1e9:
+                self._use(rows, now)
             if rows:
                 self._put(self._encode(rows))
 
@@ -138,6 +202,7 @@ class Writer:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(5.0)
+        self._used = 0
         self.flush()
         with self._lock:
             if self._file >= 0:
@@ -145,14 +210,28 @@ class Writer:
                 self._file = -1
                 self.trouble = self.trouble or "closed"
 
+    def _use(self, rows: list[Any], now: int) -> None:
+        used = self.usage()
+        self._used = now
+        if used is not None:
+            rows.append(used)
+
+    def begin_slot(self) -> None:
+        """Keep the call under way; without one where the file cannot be made."""
+        with contextlib.suppress(OSError, ValueError):
+            self.slot = Slot(self.path.with_name(self.path.name.removesuffix(SUFFIX) + OPEN), self.path.name)
+
     def _run(self, turn_s: float) -> None:
-        before, since = (-1, ""), 0
+        self._use(self._buffer, 0)  # type: ignore[arg-type]
+        before: Open | None = None
+        told = False
         while not self._over.wait(turn_s):
-            now, here = time.monotonic_ns(), self.inside()
-            if here[1] and here == before:
-                self.open(here[1], self.step, since)
-            elif here != before:
-                before, since = here, now
+            one = self.inside()
+            if one is not before:
+                before, told = one, False
+            elif one is not None and not told:
+                self._buffer.append(one)
+                told = True
             self.flush()
 
     def _gap(self, rows: list[Any], full: bool) -> int:
@@ -161,12 +240,12 @@ class Writer:
         if full:
             seen: set[str] = set()
             for row in rows:
-                if len(row) == len(Row._fields) and row[2] not in seen:
+                if len(row) == len(Row._fields) and row[4] >= 0 and row[2] not in seen:
                     seen.add(row[2])
                     missing += max(0, row[4] - self._next.get(row[2], 0))
         last: set[str] = set()
         for row in reversed(rows):
-            if len(row) == len(Row._fields) and row[2] not in last:
+            if len(row) == len(Row._fields) and row[4] >= 0 and row[2] not in last:
                 last.add(row[2])
                 self._next[row[2]] = row[4] + 1
                 if len(last) == len(self.head.groups):

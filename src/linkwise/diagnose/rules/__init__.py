@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.types import Finding
 
-RULES = ("mismatch", "hang", "late")
+RULES = ("mismatch", "hang", "late", "compute", "experts")
 
 
 class Rule(Protocol):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.progress import on_device, waiting
-from linkwise.diagnose.types import Cause, Class, Fault, Finding
+from linkwise.diagnose.types import DRIVER, Cause, Class, Fault, Finding
 from linkwise.trace.facts import Fact
 
 
@@ -36,6 +36,8 @@ def stalls(case: Case) -> list[Stall]:
 def find(case: Case) -> Iterator[Finding]:
     """Ranks that others wait for without end; a hang in which nobody is behind, as not decided."""
     stuck = stalls(case)
+    told = _told(case)
+    yield from told.values()
     device = _behind_on_device(case)
     silent = _silent(case, stuck)
     absent = _absent(case, stuck, {*device, *silent})
@@ -47,8 +49,31 @@ def find(case: Case) -> Iterator[Finding]:
             yield _finding(case, place, why, "stopped_rank", "host", reporter)
     for (unit, rank), why in absent.items():
         yield _absent_finding(case, unit, rank, why, reporter)
-    if stuck and not (device or silent or absent):
+    if stuck and not (device or silent or absent or told):
         yield from _undecided(case, stuck, reporter)
+
+
+def _told(case: Case) -> dict[int, Finding]:
+    """What a driver of ours saw of its ranks' processes: their state and their end, from outside."""
+    found: dict[int, Finding] = {}
+    places = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(case.joined.ranks)}
+    for fact in (*case.facts("missing", "stopped", "slow"), *case.facts("exit", "dead")):
+        place = places.get((fact.label("unit"), fact.rank))
+        if place is None or not fact.label("unit"):
+            continue
+        kind: Class = "dead_rank" if fact.kind == "exit" else "stopped_rank"
+        found[place] = Finding(
+            class_=kind,
+            summary=f"{case.name(place)}: {_WORDS[kind]}",
+            original_fault=case.fault(place),
+            cause="host",
+            first_reporter=DRIVER,
+            confidence=0.8 if fact.name == "slow" else 0.9,
+            evidence=(fact.text,),
+            next=_NEXT[kind],
+            recovery="restart group",
+        )
+    return found
 
 
 def _behind_on_device(case: Case) -> dict[int, list[str]]:
@@ -124,9 +149,10 @@ def _crossed(case: Case, stuck: list[Stall]) -> Finding | None:
     waits: dict[int, tuple[int, set[int]]] = {}
     for stall in stuck:
         members = case.board[stall.group]
-        behind = {one.who for one in members.values() if one.enqueued < stall.call}
         for one in members.values():
-            if one.open and behind:
+            mine = int(case.joined.rows.sequence[one.open[0]]) if one.open else -1
+            behind = {other.who for other in members.values() if other.enqueued < mine}
+            if behind:
                 waits[one.who] = (stall.group, behind)
     for who in waits:
         path, here = [who], who
@@ -150,16 +176,11 @@ def _crossed(case: Case, stuck: list[Stall]) -> Finding | None:
 
 def _finding(case: Case, place: int, why: list[str], kind: Class, cause: Cause, reporter: str) -> Finding:
     gone = _exit_of(case, case.joined.ranks[place].head.rank)
-    words = {
-        "device_error": "its device does not complete what its peers completed",
-        "stopped_rank": "others wait for it and it waits for nothing: its process does not go on",
-        "dead_rank": "its process ended while others waited",
-    }
     if gone and kind == "stopped_rank":
         kind = "dead_rank"
     return Finding(
         class_=kind,
-        summary=f"{case.name(place)}: {words[kind]}",
+        summary=f"{case.name(place)}: {_WORDS[kind]}",
         original_fault=case.fault(place),
         cause=cause,
         first_reporter=reporter,
@@ -170,6 +191,11 @@ def _finding(case: Case, place: int, why: list[str], kind: Class, cause: Cause, 
     )
 
 
+_WORDS: dict[str, str] = {
+    "device_error": "its device does not complete what its peers completed",
+    "stopped_rank": "others wait for it and it waits for nothing: its process does not go on",
+    "dead_rank": "its process ended while others waited",
+}
 _NEXT: dict[str, str] = {
     "device_error": "dmesg | grep -i xid and nvidia-smi -q on its host",
     "stopped_rank": "py-spy dump --pid of this rank; cat /proc/PID/status (State: T is stopped)",

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.counters import grown
+from linkwise.diagnose.rules.compute import like_its_peers
 from linkwise.diagnose.steps import LEAST, own_times
 from linkwise.diagnose.timing import Timing
 from linkwise.diagnose.types import Cause, Fault, Finding
@@ -22,7 +24,9 @@ UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets
 PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
 ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
 PAUSE_NS = 1_000_000_000  # one stop this long is a stop, not a slow call
-CONTENTION = ("cpu.nr_throttled", "cpu.throttled_us", "cpu.run_delay_ns")
+DELAY = "cpu.run_delay_ns"
+CONTENTION = ("cpu.nr_throttled", "cpu.throttled_us", DELAY)
+_NS = {"cpu.throttled_us": 1e3, DELAY: 1.0}
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -30,7 +34,8 @@ def find(case: Case) -> Iterator[Finding]:
     t = case.timing
     if t is None:
         return
-    late = _late(case, t)
+    innocent = like_its_peers(case)
+    late = [who for who in _late(case, t) if who not in innocent]
     stage = _stage(case, t, late)
     if stage is not None:
         yield stage
@@ -62,9 +67,23 @@ def _late(case: Case, t: Timing) -> list[int]:
         peers = _peers(case, who)
         if not peers or t.own_ns[who] < SHARE * t.elapsed_ns or t.own_calls[who] < CALLS:
             continue
-        if t.own_ns[who] >= RATIO * _low(t.own_ns[peers]):
+        if t.own_ns[who] >= RATIO * _low(t.own_ns[peers]) and _beyond_clocks(case, t, who):
             found.append(who)
     return sorted(found, key=lambda who: -t.own_ns[who])
+
+
+def _beyond_clocks(case: Case, t: Timing, who: int) -> bool:
+    """Whether a rank is late by more than clocks may be wrong, or among ranks of one clock."""
+    unsure = max(case.clocks.unsure_ns.values(), default=0)
+    if unsure == 0:
+        return True
+    hosts: dict[str, int] = {}
+    names = [rank.head.host or f" {place}" for place, rank in enumerate(case.joined.ranks)]
+    host = np.asarray([hosts.setdefault(name, len(hosts)) for name in names], np.int64)[case.joined.rows.who]
+    first = case.joined.first[:-1]
+    one_clock = np.minimum.reduceat(host, first) == np.maximum.reduceat(host, first)
+    certain = (t.lead == who) & (one_clock | (t.wait > unsure))
+    return int(certain.sum()) >= CALLS and float(t.wait[certain].sum()) >= SHARE * t.elapsed_ns
 
 
 class _Stage(NamedTuple):
@@ -139,7 +158,8 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
         if one.per_layer_ns < RATIO * usual or one.own_ns < PIPELINE_NS:
             continue
         who = one.places[0]
-        cause, evidence = _cause(case, None, who)
+        behind = (one.own_ns - usual * max(1, one.layers)) * one.steps
+        cause, evidence = _cause(case, None, who, behind)
         yield Finding(
             class_="late_rank",
             summary=f"{case.name(who)} takes longer for its layers than the other stages ({_CAUSES[cause]})",
@@ -147,7 +167,7 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
             cause=cause,
             first_reporter="the stage after it",
             confidence=0.8,
-            waited_s=(one.own_ns - usual * max(1, one.layers)) * one.steps / 1e9,
+            waited_s=behind / 1e9,
             evidence=(
                 f"a layer takes {one.per_layer_ns / 1e6:.3g} ms there and {usual / 1e6:.3g} ms elsewhere",
                 f"its own time is {one.own_ns / 1e6:.3g} ms a step (median of {one.steps})",
@@ -171,7 +191,7 @@ def _layers(case: Case, place: int) -> int:
 
 def _finding(case: Case, t: Timing, who: int) -> Finding:
     head = case.joined.ranks[who].head
-    cause, evidence = _cause(case, t, who)
+    cause, evidence = _cause(case, t, who, float(t.own_ns[who]))
     led = t.lead == who
     waits = t.wait[led & (t.wait > 0)]
     own, rest = _own_before(case, t, who)
@@ -208,10 +228,13 @@ _NEXT: dict[str, str] = {
 }
 
 
-def _cause(case: Case, t: Timing | None, who: int) -> tuple[Cause, list[str]]:
-    starved = [fact for fact in case.facts("counter", *CONTENTION) if _of(case, fact, who) and _starved(case, fact)]
-    if starved:
-        return "contention", [fact.text or f"{fact.name} {fact.value:g}" for fact in starved]
+def _cause(case: Case, t: Timing | None, who: int, late_ns: float) -> tuple[Cause, list[str]]:
+    """late_ns: how much it was late in all, which taken CPU time must explain at least half of."""
+    taken = [(fact, more) for fact, more in _taken(case) if _of(case, fact, who)]
+    lost = {fact.name: more * _NS.get(fact.name, 0) for fact, more in taken}
+    if taken and (max(lost.values()) >= 0.5 * late_ns or not any(lost.values())):
+        return "contention", [f"{fact.name} grew by {more:g}" + (f": {fact.text}" if fact.text else "")
+                              for fact, more in taken]  # fmt: skip
     broken = [fact for fact in case.facts("device") if _of(case, fact, who)]
     if broken:
         return "device", [fact.text or fact.name for fact in broken]
@@ -229,12 +252,15 @@ def _of(case: Case, fact: Fact, who: int) -> bool:
     return bool(fact.host) and fact.host == head.host and fact.device in {"", head.device}
 
 
-def _starved(case: Case, fact: Fact) -> bool:
-    """Throttled periods at all; a run delay only when it is a good part of what the rank ran."""
-    if fact.name != "cpu.run_delay_ns":
-        return fact.value > 0
-    ran = [f.value for f in case.facts("counter", "cpu.run_ns") if (f.rank, f.source) == (fact.rank, fact.source)]
-    return bool(ran) and fact.value > 0.5 * ran[0]
+def _taken(case: Case) -> list[tuple[Fact, float]]:
+    """Counters of CPU time that processes were refused: any throttling; a run delay only when it is a good part of
+    what the process ran."""
+    ran = {(f.host, f.rank, f.label("pid")): more for f, more in grown(case, "cpu.run_ns", since_start=True)}
+    return [
+        (fact, more)
+        for fact, more in grown(case, *CONTENTION, since_start=True)
+        if more > (0.5 * ran.get((fact.host, fact.rank, fact.label("pid")), np.inf) if fact.name == DELAY else 0)
+    ]
 
 
 def _split(case: Case, t: Timing, who: int) -> tuple[float, float]:
@@ -300,7 +326,7 @@ def _rotating(case: Case, t: Timing) -> Iterator[Finding]:
     if whole < ROTATING_SHARE * t.elapsed_ns or some.sum() < max(ROTATING_RANKS, 0.6 * len(t.own_ns)):
         return
     hints = [f for f in case.facts("setting") if f.name in {"cpu_bind", "omp_threads"}]
-    hints += [f for f in case.facts("counter", *CONTENTION) if _starved(case, f)]
+    hints += [fact for fact, _ in _taken(case)]
     if not hints:
         return
     hosts = {rank.head.host for rank in case.joined.ranks}

@@ -49,11 +49,21 @@ def _first_differences(case: Case) -> dict[int, int]:
     bad = np.zeros(len(first), bool)
     for column in (rows.op, size, np.where(size > 0, rows.dtype, -1)):
         bad |= np.minimum.reduceat(column, first) != np.maximum.reduceat(column, first)
+    bad |= _roles_differ(case)
     bad &= ~np.isin(rows.op[first], [joined.op(name) for name in P2P])
     found: dict[int, int] = {}
     for call in np.flatnonzero(bad).tolist():
         found.setdefault(int(rows.group[first[call]]), call)
     return found
+
+
+def _roles_differ(case: Case) -> np.ndarray:
+    """Calls whose members say they are at different places of the step; one that says none disagrees with nobody."""
+    joined = case.joined
+    rows, first = joined.rows, joined.first[:-1]
+    known = rows.role != (joined.roles.index("") if "" in joined.roles else -1)
+    low = np.minimum.reduceat(np.where(known, rows.role, np.iinfo(np.int64).max), first)
+    return low < np.maximum.reduceat(np.where(known, rows.role, -1), first)
 
 
 def _judge(case: Case, group: int, call: int) -> Finding | None:
@@ -139,9 +149,11 @@ def _kind(
     reference = next(line for who, line in lines.items() if who not in odd and number in line)
     mine = lines[odd[0]]
     own = mine[number]
+    swapped = mine.get(number + 1) == usual and own == reference.get(number + 1)
+    after, usually = mine.get(number + 2), reference.get(number + 2)
+    if swapped and (after == usually or None in {after, usually}):  # else, where calls alternate, one was left out
+        return "reordered_collective", f"made {_words(own)} before {_words(usual)}"
     if _shifted(mine, reference, number, 1):
-        if mine.get(number + 1) == usual and own == reference.get(number + 1):
-            return "reordered_collective", f"made {_words(own)} before {_words(usual)}"
         return "skipped_collective", f"skipped {_words(usual)}"
     if reference.get(number - 1) == own and mine.get(number + 1, usual) == usual:
         return "repeated_collective", f"repeated {_words(own)}"

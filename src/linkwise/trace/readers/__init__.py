@@ -12,7 +12,7 @@ from linkwise.trace.readers.base import Reader, Reading, Source
 
 # Binary formats and those with a mark of their own first; logs, which may hold lines of several, last.
 # A reader is imported when it is asked, so that none costs the others.
-READERS = ("own", "own_faults")
+READERS = ("own", "own_faults", "kineto", "straggler", "flight_recorder")
 
 
 def reader(name: str) -> Reader:

@@ -8,18 +8,22 @@ from typing import Any
 import msgspec
 
 from linkwise.core.errors import InputError
+from linkwise.core.files import open_regular
 from linkwise.core.schema import decode_json
 from linkwise.trace.calls import of_events
 from linkwise.trace.events import Anchor, Batch, Count, Event, Handoff, Head, Name, Number, RankTrace, Trace
+from linkwise.trace.facts import Fact
 from linkwise.trace.readers.base import Reading, Source
-from linkwise.trace.writer import EARLIER, SUFFIX, Noted, Open, Row
+from linkwise.trace.writer import EARLIER, OPEN, SUFFIX, Cpu, Open, Row, Slot
 
 FORMAT = "linkwise trace"
 MAX_FILE_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 4 * 2**20
 MAX_EVENTS = 20_000_000
 MAX_FILES = 65_536
+MAX_LOOKS = 1_000  # at the time on cores, of one record
 
+_OPEN = b'{"schema":"linkwise.open/'
 _ROW = msgspec.json.Decoder(Row)
 _TAGGED: dict[str, msgspec.json.Decoder[Any]] = {
     "step": msgspec.json.Decoder(tuple[str, *(Batch.__annotations__[n] for n in Batch._fields[:4])]),  # type: ignore[misc]
@@ -28,9 +32,21 @@ _TAGGED: dict[str, msgspec.json.Decoder[Any]] = {
     "clock": msgspec.json.Decoder(tuple[str, Count, Count]),
     "lost": msgspec.json.Decoder(tuple[str, Count]),
     "open": msgspec.json.Decoder(Open),
+    "cpu": msgspec.json.Decoder(Cpu),
 }
 _OPS: frozenset[Name] = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "broadcast", "gather", "barrier"}
+    {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send",
+        "recv",
+        "broadcast",
+        "gather",
+        "barrier",
+        "wait",
+    }
 )
 
 
@@ -78,18 +94,24 @@ def joined(a: RankTrace, b: RankTrace) -> RankTrace:
 
 
 def recognises(source: Source) -> bool:
-    """The first line is the head of one of our records."""
-    return source.head.startswith(b'{"schema":"linkwise.trace/')
+    """The first line is the head of one of our records, or of the call one of them was in."""
+    return source.head.startswith((b'{"schema":"linkwise.trace/', _OPEN))
 
 
 def read(source: Source) -> Reading:
     """One file. A last line without its end, as a killed process leaves it, is left out (`cut`)."""
-    return Reading(ranks=(read_file(source.path),))
+    if source.head.startswith(_OPEN):  # read with the record beside it
+        return Reading()
+    found = _read(source)
+    return Reading(ranks=(found.record,), facts=tuple(found.facts()))
 
 
 def read_file(path: str | Path) -> RankTrace:
     """One file's record."""
-    source = Source(Path(path))
+    return _read(Source(Path(path))).record
+
+
+def _read(source: Source) -> "_Reading":
     if not source.packed and source.size > MAX_FILE_BYTES:
         raise InputError(f"{source.size} bytes", where=source.where, expected=f"at most {MAX_FILE_BYTES}")
     with source.open() as file:
@@ -98,7 +120,37 @@ def read_file(path: str | Path) -> RankTrace:
         if not first.endswith(b"\n"):
             raise InputError("has no whole first line", where=source.where, expected="a trace that linkwise wrote")
         head = decode_json(first, Head, where=f"{source.where}: line 1")
-        return _Reading(head, source.where).all(lines)
+        found = _Reading(head, source.where)
+        found.record = found.all(lines, _slot(source.path))
+        return found
+
+
+def _slot(path: Path) -> Open | None:
+    """The call that a record's process was in, from the file beside it; None where none is, or none is whole."""
+    beside = path.with_name(path.name.removesuffix(SUFFIX) + OPEN)
+    if not path.name.endswith(SUFFIX) or path.name.endswith(EARLIER) or not beside.exists():
+        return None
+    try:
+        text = Source(beside).bytes(Slot.BYTES)
+        return (
+            _TAGGED["open"].decode(text[Slot.AT :].partition(b"\n")[0]) if text[Slot.AT : Slot.AT + 1] == b"[" else None
+        )
+    except (InputError, msgspec.MsgspecError):  # it was being written
+        return None
+
+
+def read_tail(path: Path, most: int) -> RankTrace:
+    """The head of a record and about its last `most` bytes, while it may still be written to."""
+    where = str(path)
+    with open_regular(path) as (file, size):
+        first = file.readline(MAX_LINE_BYTES + 1)
+        if not first.endswith(b"\n"):
+            raise InputError("has no whole first line", where=where, expected="a trace that linkwise wrote")
+        head = decode_json(first, Head, where=f"{where}: line 1")
+        if size > len(first) + most:
+            file.seek(size - most)
+            file.readline(MAX_LINE_BYTES + 1)  # the rest of a line
+        return _Reading(head, where).all(iter(file.read(2 * most).splitlines(keepends=True)))
 
 
 def _lines(file: Any, where: str) -> Iterator[bytes]:
@@ -121,8 +173,11 @@ class _Reading:
         self.batches: list[Batch] = []
         self.handoffs: list[Handoff] = []
         self.anchors = [head.anchor]
+        self.cpu: list[Cpu] = []
+        self.record: RankTrace
 
-    def all(self, lines: Iterator[bytes]) -> RankTrace:
+    def all(self, lines: Iterator[bytes], slot: Open | None = None) -> RankTrace:
+        """slot: the call its process was in when it ended."""
         cut = False
         for number, line in enumerate(lines, 2):
             if not line.endswith(b"\n"):
@@ -134,8 +189,11 @@ class _Reading:
                 raise InputError(f"not a trace line: {error}", where=f"{self.where}: line {number}") from None
             if len(self.events) + len(self.batches) + len(self.handoffs) > MAX_EVENTS:
                 raise InputError(f"more than {MAX_EVENTS} events", where=self.where)
-        if self.opened is not None:
-            self.events.append(self.under_way(self.opened))
+        opened = slot or self.opened
+        if opened is not None:
+            event = self.under_way(opened)
+            if not any(event[1:6] == past[1:6] and event.started_ns == past.started_ns for past in self.events[-64:]):
+                self.events.append(event)
         return RankTrace(
             head=self.head,
             calls=of_events(self.events),
@@ -169,11 +227,36 @@ class _Reading:
         elif tag == "over":
             if self.batches and self.batches[-1].step == value[1]:
                 self.batches[-1] = self.batches[-1]._replace(ended_ns=value[2])
+        elif tag == "cpu":
+            self.cpu.append(Cpu(*value))
+            if len(self.cpu) > MAX_LOOKS:  # every second one, but the newest
+                self.cpu = self.cpu[:-1:2] + self.cpu[-1:]
         else:
             self.opened = value
 
+    def facts(self) -> Iterator[Fact]:
+        """What the system said of the rank's time on its cores."""
+        for one in self.cpu:
+            at = self.record.unix_ns(one.at_ns)
+            for name, value, unit in (
+                ("cpu.run_ns", one.run_ns, "ns"), ("cpu.run_delay_ns", one.run_delay_ns, "ns"),
+                ("cpu.nr_periods", one.periods, ""), ("cpu.nr_throttled", one.throttled, ""),
+                ("cpu.throttled_us", one.throttled_us, "us"),
+            ):  # fmt: skip
+                yield Fact(
+                    "counter", name, float(value), rank=self.head.rank, host=self.head.host, unix_ns=at, unit=unit,
+                    labels=(("unit", self.head.unit), ("pid", str(self.head.pid))), source=self.where,
+                )  # fmt: skip
+
     def under_way(self, opened: Open) -> Event:
-        """The call a rank was in, with what the last call of that role says of it."""
+        """The call a rank was in; of an older record, with what the last call of that role says of it."""
+        if opened.op:
+            if opened.op not in _OPS or opened.group not in self.head.groups:
+                raise InputError(f"an open {opened.op!r} on {opened.group!r}", where=self.where)
+            return Event(
+                opened.step, opened.group, opened.role, opened.op, opened.sequence, opened.S_bytes, opened.dtype,
+                opened.peer, opened.since_ns, opened.since_ns, 0, "started",
+            )  # fmt: skip
         alike = next((event for event in reversed(self.events) if event.role == opened.role), None)
         if alike is None:
             return Event(

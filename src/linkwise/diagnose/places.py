@@ -1,0 +1,86 @@
+"""Which ranks does a statement speak of? By its own number, by a process id, or by a device on a host."""
+
+from collections.abc import Iterable
+
+from linkwise.diagnose.case import Case
+from linkwise.diagnose.types import Fault
+from linkwise.trace.facts import Fact
+
+
+class Places:
+    """Where ranks run, from the records' heads and from facts of kind `place`."""
+
+    def __init__(self, case: Case) -> None:
+        self._pids: list[tuple[str, str, int]] = []
+        self._devices: list[tuple[str, str, int]] = []
+        for rank in case.evidence.trace.ranks:
+            head = rank.head
+            if head.pid:
+                self._pids.append((head.host, str(head.pid), head.rank))
+            self._devices += [(head.host, _device(name), head.rank) for name in (head.device, head.uuid) if name]
+        places = case.facts("place")
+        for fact in places:
+            if fact.rank >= 0 and fact.label("pid"):
+                self._pids.append((fact.host, fact.label("pid"), fact.rank))
+        for fact in places:
+            ranks = (fact.rank,) if fact.rank >= 0 else self.of_pid(fact.label("pid"), fact.host)
+            names = {fact.device, fact.label("device"), fact.label("bus"), fact.label("uuid")} - {""}
+            self._devices += [(fact.host, _device(name), rank) for name in names for rank in ranks]
+        self.known = tuple(sorted(_known(case)))
+
+    def of(self, fact: Fact) -> tuple[int, ...]:
+        """Ranks of a fact; empty when nothing says."""
+        if fact.rank >= 0:
+            return (fact.rank,)
+        return self.of_pid(fact.label("pid"), fact.host) or self.of_device(fact.device, fact.host)
+
+    def of_pid(self, pid: str, host: str) -> tuple[int, ...]:
+        """Ranks of a process of a host; host "": of any."""
+        return _found(self._pids, pid, host) if pid and pid != "0" else ()
+
+    def of_device(self, device: str, host: str) -> tuple[int, ...]:
+        """Ranks that run on a device of a host; host "": of any."""
+        return _found(self._devices, _device(device), host) if device else ()
+
+
+def place_of(case: Case, rank: int, fact: Fact | None = None) -> Fault:
+    """A rank as the place of a fault: as its record knows it, else as a fact of it does."""
+    unit = fact.label("unit") if fact else ""
+    for place, record in enumerate(case.joined.ranks):
+        if record.head.rank == rank and record.head.unit == (unit or record.head.unit):
+            return case.fault(place)
+    return Fault(ranks=(rank,), host=fact.host if fact else "", unit=unit)
+
+
+def _device(name: str) -> str:
+    """A device's name, its PCI function and domain aside where they are 0: one card, one name."""
+    return name.lower().removesuffix(".0").removeprefix("0000:")
+
+
+def _found(rows: list[tuple[str, str, int]], key: str, host: str) -> tuple[int, ...]:
+    return tuple(sorted({rank for at, name, rank in rows if name == key and (not at or not host or at == host)}))
+
+
+def _known(case: Case) -> set[int]:
+    """Every rank that a record, a log or a monitor speaks of."""
+    ranks = {rank.head.rank for rank in case.evidence.trace.ranks}
+    return ranks | {fact.rank for fact in case.evidence.facts if fact.rank >= 0}
+
+
+def said(fact: Fact) -> str:
+    """A fact as a line of evidence: where it stands, and what stands there."""
+    about = [f"rank {fact.rank}"] if fact.rank >= 0 else []
+    about += [word for word in (fact.host, fact.device) if word]
+    text = fact.text or " ".join([*about, fact.name, f"{fact.value:g}", fact.unit]).strip()
+    return f"{fact.source}: {text}" if fact.source else text
+
+
+def lines(facts: Iterable[Fact], most: int = 6) -> tuple[str, ...]:
+    """The first of them as lines of evidence, each once."""
+    return tuple(dict.fromkeys(map(said, facts)))[:most]
+
+
+def one(values: Iterable[str]) -> str:
+    """The value that all share; "" when they do not, or there is none."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else ""

@@ -1,0 +1,133 @@
+"""What GPUs, NICs and hosts say of themselves: faults of hardware, slowed clocks, lost lanes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.places import Places, lines, said
+from linkwise.diagnose.types import Cause, Class, Fault, Finding
+from linkwise.trace.facts import Fact
+
+# Names that stand for a device that cannot go on, with a summary. Others that a reader calls hardware count too.
+_SLOWED = {
+    "throttle.hw_slowdown": "its clocks are halved or worse: heat or power (HW slowdown)",
+    "throttle.hw_thermal": "its clocks are halved or worse: it is too hot",
+    "throttle.hw_power_brake": "its clocks are cut by an external power brake",
+    "pcie_downgraded": "its PCIe link has lost lanes",
+}
+# Recorded, repaired or kept for later: true of many machines that work.
+_MILD = (
+    "xid.63", "xid.92", "xid.121", "ecc.repair_pending", "host_memory.corrected", "pcie.aer.corrected",
+    "gpu_reset_required",
+)  # fmt: skip
+OLD_NS = 24 * 3600 * 10**9  # what a device said this long before the record begins is another story
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """A finding for every device that is not well."""
+    places = Places(case)
+    begin = _begin(case)
+    by_device: dict[tuple[str, str], list[Fact]] = {}
+    for fact in case.facts("device"):
+        if not 0 < fact.unix_ns < begin - OLD_NS:
+            by_device.setdefault((fact.host, fact.device), []).append(fact)
+    hard = {where: [fact for fact in facts if _hard(fact)] for where, facts in by_device.items()}
+    for (host, device), facts in by_device.items():
+        slowed = [fact for fact in facts if fact.name in _SLOWED and not _idle(fact)]
+        if hard[host, device]:
+            yield _broken(places, host, device, hard[host, device], facts)
+        elif slowed:
+            yield _slow(places, host, device, slowed)
+    if not any(hard.values()):
+        yield from _application(by_device)
+
+
+def _begin(case: Case) -> int:
+    """Unix time of the first call known, 0 = no times. Those of a monotonic clock without an anchor are small."""
+    times = case.joined.rows.created_ns
+    known = times[times > 10**18]
+    return int(np.min(known)) if len(known) else 0
+
+
+def _hard(fact: Fact) -> bool:
+    if fact.name in _MILD or fact.name in _SLOWED or fact.name.startswith("throttle."):
+        return False
+    if fact.name == "ecc.uncorrected" and fact.label("scope") == "aggregate":
+        return False  # of the card's whole life
+    if fact.name.startswith("sxid.") and fact.label("fatal") == "0":
+        return False
+    return fact.label("severity") == "hardware" or fact.name in {"ecc.uncorrected", "gpu_lost"}
+
+
+def _idle(fact: Fact) -> bool:
+    """An idle GPU's clocks say nothing. P8 is idle; P0 to P5 are work."""
+    return fact.label("pstate") in {"P8", "P10", "P12"} or fact.label("utilization") in {"0", "0 %"}
+
+
+def _broken(places: Places, host: str, device: str, hard: list[Fact], all_: list[Fact]) -> Finding:
+    ranks = tuple(sorted({rank for fact in hard for rank in places.of(fact)}))
+    nic = all(fact.name.startswith("nic_") for fact in hard)
+    shared = all(fact.name.startswith(("mce", "host_memory", "throttle.cpu")) for fact in hard)
+    kind: Class = "network_error" if nic else "device_error"
+    cause: Cause = "network" if nic else "host" if shared else "device"
+    what = "NIC" if nic else "host" if shared else "device"
+    names = ", ".join(dict.fromkeys(_words(fact) for fact in hard[:4]))
+    whose = f" ({ranks_text(ranks)})" if ranks else ""
+    return Finding(
+        class_=kind,
+        summary=f"{what} {device or host or '?'}{f' of {host}' if device and host else ''}{whose}: {names}",
+        original_fault=Fault(ranks=ranks, host=host, device="" if nic else device, link=device if nic else ""),
+        cause=cause,
+        first_reporter="the driver",
+        confidence=0.9 if len(hard) > 1 or ranks else 0.8,
+        evidence=lines([*hard, *(fact for fact in all_ if fact not in hard)]),
+        would_decide="" if ranks or nic or shared else "which rank runs on it: nvidia-smi, or NCCL_DEBUG=INFO (busId)",
+        next="nvidia-smi -q and dmesg | grep -i xid on its host; drain it and reset the device",
+        recovery="retry elsewhere",
+    )
+
+
+def _words(fact: Fact) -> str:
+    meaning = fact.label("meaning")
+    name = fact.name.replace("xid.", "Xid ").replace("sxid.", "SXid ")
+    return f"{name} ({meaning})" if meaning else name
+
+
+def _slow(places: Places, host: str, device: str, slowed: list[Fact]) -> Finding:
+    ranks = tuple(sorted({rank for fact in slowed for rank in places.of(fact)}))
+    return Finding(
+        class_="device_error",
+        summary=f"device {device or '?'}{f' of {host}' if host else ''}"
+        f"{f' ({ranks_text(ranks)})' if ranks else ''}: {_SLOWED[slowed[0].name]}",
+        original_fault=Fault(ranks=ranks, host=host, device=device),
+        cause="device",
+        confidence=0.65,
+        evidence=lines(slowed),
+        would_decide="calls with times: whether its rank is late",
+        next="nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE; fans, power supplies and the slot of this device",
+        recovery="retry elsewhere",
+    )
+
+
+def _application(by_device: dict[tuple[str, str], list[Fact]]) -> Iterator[Finding]:
+    """Xids that a program causes, or that only follow from its end: never themselves whose fault it was."""
+    told = [fact for facts in by_device.values() for fact in facts if fact.name.startswith("xid.")]
+    soft = [fact for fact in told if fact.label("severity") == "application"]
+    cause = [fact for fact in soft if fact.name in {"xid.13", "xid.31", "xid.69", "xid.109"}]
+    if not cause:  # 43 and 45 alone: a process was ended
+        return
+    yield Finding(
+        class_="undecided",
+        summary=f"a program's error on device {cause[0].device or '?'}: {_words(cause[0])}; what led to it is not"
+        " said here",
+        original_fault=Fault(host=cause[0].host, device=cause[0].device),
+        cause="software",
+        first_reporter="the driver",
+        confidence=0.4,
+        decided=False,
+        evidence=tuple(dict.fromkeys(map(said, [*cause, *soft])))[:6],
+        would_decide="the log of the process it names; cuda-memcheck, or CUDA_LAUNCH_BLOCKING=1",
+        next="compute-sanitizer on the failing step",
+        recovery="restart group",
+    )

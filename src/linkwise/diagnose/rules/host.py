@@ -1,0 +1,164 @@
+"""Hosts that take their ranks' time, memory or locks: quotas, contention, kills, file locks that nobody gives back."""
+
+from collections.abc import Iterator
+
+from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.counters import grown
+from linkwise.diagnose.places import Places, lines, place_of
+from linkwise.diagnose.types import Fault, Finding
+from linkwise.trace.facts import Fact
+
+THROTTLED = 0.10  # of the periods: a quota that is met now and then stops nobody for long
+MIN_PERIODS = 20
+# Ends of processes by codes and signals. Those of the second kind others sent, because of the first.
+_KILLED = (-9, -11, -7, -4, -8)
+_FOLLOWING = (0, -6, -15, -2, -1)
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Quotas, ends of processes, locks."""
+    places = Places(case)
+    yield from _quota(case)
+    yield from _ended(case, places)
+    yield from _locks(case, places)
+
+
+def _quota(case: Case) -> Iterator[Finding]:
+    """Containers stopped by their CPU quota in more than a tenth of the periods."""
+    periods = {_group(f): (f, more) for f, more in grown(case, "cpu.nr_periods", since_start=True)}
+    hit: list[tuple[Fact, float, Fact, float]] = []
+    for fact, more in grown(case, "cpu.nr_throttled", since_start=True):
+        total, count = periods.get(_group(fact), (fact, 0.0))
+        if count >= MIN_PERIODS and more > THROTTLED * count:
+            hit.append((fact, more, total, count))
+    by_host: dict[str, list[tuple[Fact, float, Fact, float]]] = {}
+    for row in hit:
+        by_host.setdefault(row[0].host, []).append(row)
+    for host, rows in by_host.items():
+        ranks = tuple(sorted({row[0].rank for row in rows if row[0].rank >= 0}))
+        worst = max(rows, key=lambda row: row[1] / row[3])
+        quotas = [f for f in case.facts("setting", "cpu_quota") if f.value > 0 and f.host == host]
+        pools = [f for f in case.facts("setting") if "thread" in f.name.lower()]
+        yield Finding(
+            class_="host_contention",
+            summary=f"container CPU quota{f' on {host}' if host else ''}"
+            f"{f' ({ranks_text(ranks)})' if ranks else ''}: its processes are stopped in"
+            f" {100 * worst[1] / worst[3]:.0f} % of the periods",
+            original_fault=Fault(ranks=ranks, host=host),
+            cause="contention",
+            first_reporter="the engine",
+            confidence=0.85,
+            evidence=(
+                f"throttled in {worst[1]:g} of {worst[3]:g} periods",
+                *lines([worst[0], worst[2], *quotas[:2], *pools[:2]]),
+            ),
+            next="raise the quota, or set the thread pools to it (OMP_NUM_THREADS, torch.set_num_threads): by default"
+            " they count the host's cores",
+            recovery="none",
+        )
+
+
+def _group(fact: Fact) -> tuple[str, int, str, str]:
+    return fact.host, fact.rank, fact.label("cgroup"), fact.source.partition(": line ")[0]
+
+
+def _ended(case: Case, places: Places) -> Iterator[Finding]:
+    """Processes that ended by themselves, by a fault or by the kernel; not those that were ended because of them."""
+    exits = [fact for fact in case.facts("exit") if int(fact.value) not in _FOLLOWING or _untold(fact)]
+    first = [fact for fact in exits if int(fact.value) in _KILLED or fact.name == "oom" or _untold(fact)] or exits
+    timed = sorted((fact for fact in first if fact.unix_ns), key=lambda fact: fact.unix_ns)
+    if timed and len({places.of(fact) for fact in timed}) > 2:
+        first = timed[:1]  # of many that ended, the one that did so first
+    by_ranks: dict[tuple[tuple[int, ...], str], list[Fact]] = {}
+    for fact in first:
+        ranks = places.of(fact)
+        if ranks or fact.name in {"oom", "segfault"}:
+            by_ranks.setdefault((ranks, fact.host), []).append(fact)
+    for (ranks, _), facts in by_ranks.items():
+        oom = any(fact.name == "oom" for fact in facts)
+        why = "the kernel killed it: out of memory" if oom else f"its process ended ({_end(facts[0])})"
+        if not ranks:
+            yield _unplaced(facts, why)
+            continue
+        yield Finding(
+            class_="dead_rank",
+            summary=f"{ranks_text(ranks)}: {why}",
+            original_fault=_fault(case, ranks, facts[0]),
+            cause="host",
+            confidence=0.9 if oom else 0.8,
+            evidence=lines(facts),
+            next="memory limits of its cgroup, dmesg of its host" if oom else "the last lines of its log; a core dump",
+            recovery="restart group",
+        )
+
+
+def _untold(fact: Fact) -> bool:
+    """A process that is known to have ended, by what is not known."""
+    return fact.name == "dead" or (fact.name == "died" and fact.label("code") == "unknown")
+
+
+def _end(fact: Fact) -> str:
+    code = int(fact.value)
+    return f"signal {-code}" if code < 0 else "how is not said" if not code else f"code {code}"
+
+
+def _fault(case: Case, ranks: tuple[int, ...], fact: Fact) -> Fault:
+    return place_of(case, ranks[0], fact) if len(ranks) == 1 else Fault(ranks=ranks, host=fact.host)
+
+
+def _unplaced(facts: list[Fact], why: str) -> Finding:
+    command = facts[0].label("command")
+    return Finding(
+        class_="dead_rank",
+        summary=f"process {facts[0].label('pid') or '?'}{f' ({command})' if command else ''}: {why}; which rank it was"
+        " is not said",
+        original_fault=Fault(host=facts[0].host),
+        cause="host",
+        confidence=0.5,
+        decided=False,
+        evidence=lines(facts),
+        would_decide="process ids of the ranks: their logs, nvidia-smi, or NCCL_DEBUG=INFO",
+        next="dmesg of the host, and which rank's process is not there any more",
+        recovery="restart group",
+    )
+
+
+def _locks(case: Case, places: Places) -> Iterator[Finding]:
+    """A file lock that some ranks wait for: it is held by the one member that does not wait for anything."""
+    by_lock: dict[str, dict[int, Fact]] = {}
+    for kind in ("notice", "stack", "error"):
+        for fact in case.facts(kind, "lock_wait"):
+            if fact.rank >= 0:
+                by_lock.setdefault(fact.label("path") or fact.label("lock"), {}).setdefault(fact.rank, fact)
+    busy = {fact.rank for fact in case.facts("stack") if fact.name in {*_WAITS}}
+    for path, waits in by_lock.items():
+        if len(waits) < 2:
+            continue
+        # Ranks count from 0: one below the highest known that says nothing is there all the same.
+        rest = [rank for rank in range(max([*places.known, -1]) + 1) if rank not in waits]
+        holders = [rank for rank in rest if rank not in busy]
+        others = holders if len(holders) == 1 else []
+        held = f" {path}" if path else ""
+        yield Finding(
+            class_="stopped_rank" if others else "undecided",
+            summary=f"rank {others[0]} holds the file lock{held} and does not give it back;"
+            f" {ranks_text(list(waits))} wait for it"
+            if others
+            else f"{ranks_text(list(waits))} wait for the file lock{held}; who holds it is not said",
+            original_fault=Fault(ranks=tuple(others)),
+            cause="host",
+            first_reporter=f"rank {min(waits)}",
+            confidence=0.75 if others else 0.4,
+            decided=bool(others),
+            evidence=lines([*waits.values(), *(f for f in case.facts("notice") if f.rank in others)]),
+            would_decide="" if others else f"who has {path or 'the lock'}: its file's owner, py-spy dump of every rank",
+            next=f"py-spy dump of {ranks_text(others) if others else 'every rank'}; remove a stale lock file"
+            f"{held} before the next start",
+            recovery="restart group",
+        )
+
+
+_WAITS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
+    "recv", "send", "wait", "monitored_barrier",
+)  # fmt: skip

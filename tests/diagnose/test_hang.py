@@ -1,0 +1,99 @@
+"""Who is waited for: small groups whose answer follows from what a collective is."""
+
+import msgspec
+from tests.diagnose.made import BASE, MS, evidence
+
+from linkwise.diagnose.diagnose import diagnose
+from linkwise.trace.events import Event, Mark
+from linkwise.trace.facts import Fact
+from linkwise.trace.gather import Evidence
+
+FOUR = {"tp": (0, 1, 2, 3)}
+
+
+def calls(count, *, open_last=False, op="all_reduce", size=4096, group="tp"):
+    """Calls 0 .. count-1 of a rank, the last one open if asked."""
+    rows = []
+    for number in range(count):
+        is_open = open_last and number == count - 1
+        begin = BASE + number * 10 * MS
+        rows.append(
+            Event(
+                0, group, "", op, number, size, "bfloat16", -1, begin, begin, 0 if is_open else begin + MS,
+                "started" if is_open else "done",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def named(found):
+    return [(one.class_, one.original_fault.ranks, one.decided) for one in found.findings]
+
+
+def test_a_rank_that_does_not_come_and_waits_for_nothing_is_stopped():
+    rows = {rank: calls(6, open_last=True) for rank in (0, 1, 3)} | {2: calls(5)}
+    found = diagnose(evidence(rows, FOUR, world=4))
+    assert named(found) == [("stopped_rank", (2,), True)]
+    assert "ranks 0, 1, 3 in call 5, rank 2 entered 4" in found.findings[0].evidence[0]
+
+
+def test_with_its_exit_it_is_dead():
+    rows = {rank: calls(6, open_last=True) for rank in (0, 1, 3)} | {2: calls(5)}
+    left = Fact("exit", "dead", value=-9, rank=2, text="rank 2 was ended by SIGKILL")
+    found = diagnose(msgspec.structs.replace(evidence(rows, FOUR, world=4), facts=(left,)))
+    assert named(found) == [("dead_rank", (2,), True)]
+
+
+def test_a_rank_without_a_record_is_named_only_when_all_others_came():
+    rows = {rank: calls(6, open_last=True) for rank in (0, 1, 2)}
+    assert named(diagnose(evidence(rows, FOUR, world=4))) == [("dead_rank", (3,), True)]
+    # Rank 2 did not come either: that explains the wait, and nothing is known of rank 3.
+    rows[2] = calls(5)
+    assert named(diagnose(evidence(rows, FOUR, world=4))) == [("stopped_rank", (2,), True)]
+
+
+def test_all_came_and_none_left_is_not_decided():
+    rows = {rank: calls(6, open_last=True) for rank in range(4)}
+    found = diagnose(evidence(rows, FOUR, world=4))
+    assert named(found) == [("hang", (), False)]
+    assert "enqueued everywhere, not completed" in found.findings[0].summary
+    assert found.findings[0].would_decide
+    assert found.exit_code == 3
+
+
+def test_who_waits_elsewhere_is_passed_through():
+    # 0 waits in "a" for 1, which waits in "b" for 2, which waits for nothing.
+    groups = {"a": (0, 1), "b": (1, 2)}
+    rows = {
+        0: calls(3, open_last=True, group="a"),
+        1: [*calls(2, group="a"), *calls(4, open_last=True, group="b")],
+        2: calls(3, group="b"),
+    }
+    assert named(diagnose(evidence(rows, groups, world=3))) == [("stopped_rank", (2,), True)]
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_took_different_decisions():
+    # 0 entered the third call of "a", 1 the third of "b": each waits for the other.
+    groups = {"a": (0, 1), "b": (0, 1)}
+    rows = {
+        0: [*calls(3, open_last=True, group="a"), *calls(2, group="b")],
+        1: [*calls(2, group="a"), *calls(3, open_last=True, group="b")],
+    }
+    assert named(diagnose(evidence(rows, groups, world=2))) == [("control_divergence", (), True)]
+
+
+def test_a_device_behind_what_its_peers_completed():
+    # Rank 1 enqueued as much as the others; its device completed call 2 where theirs completed 5.
+    base = evidence({rank: calls(7, open_last=True) for rank in range(4)}, FOUR, world=4, transport="nccl")
+    ranks = [
+        msgspec.structs.replace(one, marks=(Mark("tp", 6, -1, 2 if one.head.rank == 1 else 5),))
+        for one in base.trace.ranks
+    ]
+    found = diagnose(Evidence(trace=msgspec.structs.replace(base.trace, ranks=tuple(ranks))))
+    assert named(found) == [("device_error", (1,), True)]
+    assert found.findings[0].cause == "device"
+
+
+def test_nothing_open_is_no_hang():
+    rows = {rank: calls(6 - (rank == 2)) for rank in range(4)}
+    assert diagnose(evidence(rows, FOUR, world=4)).findings == ()

@@ -1,0 +1,72 @@
+"""Members in different calls: who left the common order, and how, by hand-made orders."""
+
+import pytest
+from tests.diagnose.made import BASE, MS, evidence
+
+from linkwise.diagnose.diagnose import diagnose
+from linkwise.trace.events import Event
+
+FOUR, TWO = {"tp": (0, 1, 2, 3)}, {"tp": (0, 1)}
+USUAL = (("all_reduce", "attn.out", 4096), ("all_reduce", "mlp.out", 8192), ("all_gather", "logits", 2048))
+
+
+def order(*kinds, dtype="bfloat16"):
+    """A rank's calls in an order, the last one open."""
+    rows = []
+    for number, (op, role, size) in enumerate(kinds):
+        last = number == len(kinds) - 1
+        begin = BASE + number * MS
+        rows.append(
+            Event(
+                0, "tp", role, op, number, size, dtype, -1, begin, begin, 0 if last else begin + MS // 2,
+                "started" if last else "done",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def verdict(rows, groups=FOUR):
+    found = diagnose(evidence(rows, groups, world=len(rows)))
+    return [(one.class_, one.original_fault.ranks, one.decided) for one in found.findings]
+
+
+COMMON = USUAL * 3
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [
+        (COMMON[:4] + COMMON[5:], "skipped_collective"),
+        (COMMON[:5] + COMMON[4:], "repeated_collective"),
+        (COMMON[:4] + (COMMON[5], COMMON[4]) + COMMON[6:], "reordered_collective"),
+        (COMMON[:4] + (("all_reduce", "mlp.out", 4096),), "size_mismatch"),
+        (COMMON[:4] + (("broadcast", "", 64),), "op_mismatch"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_of_four(odd, kind, rank):
+    rows = {r: order(*COMMON) for r in range(4)} | {rank: order(*odd)}
+    assert verdict(rows) == [(kind, (rank,), True)]
+
+
+def test_dtype():
+    rows = {r: order(*COMMON) for r in range(4)} | {3: order(*COMMON, dtype="float16")}
+    assert verdict(rows) == [("dtype_mismatch", (3,), True)]
+
+
+def test_of_two_the_one_that_departs_from_earlier_steps():
+    # Rank 1 goes on to the all-gather after attn.out, which no earlier step did.
+    rows = {0: order(*COMMON[:8]), 1: order(*COMMON[:7], COMMON[8])}
+    assert verdict(rows, TWO) == [("skipped_collective", (1,), True)]
+    rows = {0: order(*COMMON[:7], COMMON[8]), 1: order(*COMMON[:8])}
+    assert verdict(rows, TWO) == [("skipped_collective", (0,), True)]
+
+
+def test_of_two_without_a_past_nobody_is_named():
+    rows = {0: order(("all_reduce", "", 64)), 1: order(("broadcast", "", 64))}
+    assert verdict(rows, TWO) == [("op_mismatch", (), False)]
+
+
+def test_an_all_to_all_may_differ_in_size():
+    rows = {r: order(*[("all_to_all", "moe.dispatch", 100 * (r + 1))] * 4) for r in range(4)}
+    assert [kind for kind, _, _ in verdict(rows)] == ["hang"]  # the last one is open everywhere

@@ -1,0 +1,243 @@
+"""Rules that read what monitors, devices, hosts and stacks say. Each has a healthy look-alike that says nothing."""
+
+from collections.abc import Iterable
+
+import pytest
+from tests.diagnose.made_facts import SECOND, fact, found, hanging, one
+
+from linkwise.diagnose.rules import devices, host, monitors, network, stacks, watchdogs
+from linkwise.trace.calls import of_events
+from linkwise.trace.events import Event, Head, RankTrace
+from linkwise.trace.facts import Fact
+
+
+def launched(counts: Iterable[int], op: str = "all_gather", comm: str = "0xfa", unix_ns: int = 0) -> list[Fact]:
+    return [
+        fact("launched", op, count, {"comm": comm}, rank=rank, unix_ns=unix_ns) for rank, count in enumerate(counts)
+    ]
+
+
+class TestMonitors:
+    def test_the_lower_count_is_behind(self) -> None:
+        finding = one(monitors, *launched([10, 10, 3, 10]))
+        assert (finding.class_, finding.original_fault.ranks, finding.decided) == ("stopped_rank", (2,), True)
+
+    def test_the_shorter_list_may_be_ahead(self) -> None:
+        finding = one(monitors, *launched([640] * 12 + [641] * 2 + [640] * 18))
+        assert not finding.decided
+        assert finding.original_fault.ranks == ()
+        assert "ranks 12, 13" in finding.summary
+        assert "ahead and not to blame" in finding.summary
+        assert "30 ranks" in finding.summary or "ranks 0, 1" in finding.summary
+
+    def test_a_majority_that_is_not_listed_is_behind_too(self) -> None:
+        few = [fact("launched", "all_gather", 641, {"comm": "c"}, rank=rank) for rank in (12, 13)]
+        many = fact("launched", "all_gather", 640, {"comm": "c", "ranks": "30"})
+        finding = one(monitors, many, *few)
+        assert not finding.decided
+        assert finding.original_fault.ranks == ()
+        assert finding.summary.startswith("30 ranks have launched 640")
+
+    def test_a_rank_that_moves_on_is_not_behind(self) -> None:
+        looks = launched([10, 8], unix_ns=SECOND) + launched([20, 19], unix_ns=60 * SECOND)
+        assert found(monitors, *looks) == []
+
+    def test_a_rank_that_stands_still_is(self) -> None:
+        looks = launched([10, 8], unix_ns=SECOND) + launched([10, 8], unix_ns=60 * SECOND)
+        finding = one(monitors, *looks)
+        assert finding.original_fault.ranks == (1,)
+        assert finding.confidence > one(monitors, *launched([10, 8])).confidence
+
+    def test_fewer_of_one_and_more_of_another_is_another_call(self) -> None:
+        finding = one(monitors, *launched([10, 9, 10], "all_reduce"), *launched([4, 5, 4], "all_gather"))
+        assert (finding.class_, finding.original_fault.ranks) == ("op_mismatch", (1,))
+
+    def test_equal_counts_are_well(self) -> None:
+        assert found(monitors, *launched([10, 10, 10, 10]), fact("status", "ok")) == []
+
+    def test_a_rank_that_does_not_answer(self) -> None:
+        finding = one(monitors, fact("missing", "unresponsive", rank=1, host="a"))
+        assert (finding.class_, finding.original_fault.ranks) == ("dead_rank", (1,))
+        assert finding.would_decide  # it may only be stopped
+
+    def test_a_monitor_that_sees_nothing_hides_nothing(self) -> None:
+        dog = fact(
+            "watchdog", "timeout", 1800, {"sequence": "9", "enqueued": "12", "completed": "8", "group": "0"}, rank=3
+        )
+        hang, disagrees = found(monitors, fact("status", "ok"), dog)
+        assert hang.class_ == "hang"
+        assert not hang.decided
+        assert "enqueued everywhere, not completed" in hang.summary
+        assert disagrees.class_ == "monitor_disagrees"
+        assert disagrees.original_fault.ranks == ()
+
+    def test_a_monitor_that_looked_before_the_call_disagrees_with_nobody(self) -> None:
+        labels = {"sequence": "9", "enqueued": "12", "completed": "8"}
+        dog = fact("watchdog", "timeout", 600, labels, rank=3, unix_ns=10_000 * SECOND)
+        classes = [f.class_ for f in found(monitors, fact("status", "ok", unix_ns=9_000 * SECOND), dog)]
+        assert "monitor_disagrees" in classes  # the hang itself is found, and the monitor did say ok
+        alone = monitors._before(fact("status", "ok", unix_ns=9_000 * SECOND), dog)
+        assert alone
+
+    def test_a_monitor_beside_a_hang_of_the_record(self) -> None:
+        (finding,) = found(monitors, fact("status", "ok"), ranks=hanging(4))
+        assert finding.class_ == "monitor_disagrees"
+        assert not finding.decided
+
+
+class TestWatchdogs:
+    @staticmethod
+    def dogs(marks: list[tuple[int, int]]) -> list[Fact]:
+        return [
+            fact("watchdog", "timeout", 600, {"enqueued": str(a), "completed": str(b), "group": "0"}, rank=rank)
+            for rank, (a, b) in enumerate(marks)
+        ]
+
+    def test_a_device_behind(self) -> None:
+        finding = one(watchdogs, *self.dogs([(12, 9), (12, 9), (12, 8), (12, 9)]))
+        assert (finding.class_, finding.original_fault.ranks) == ("device_error", (2,))
+
+    def test_a_host_behind(self) -> None:
+        finding = one(watchdogs, *self.dogs([(12, 9), (12, 9), (9, 9), (12, 9)]))
+        assert (finding.class_, finding.original_fault.ranks) == ("stopped_rank", (2,))
+
+    def test_nobody_behind(self) -> None:
+        finding = one(watchdogs, *self.dogs([(12, 9), (11, 9), (12, 9), (12, 9)]))
+        assert (finding.class_, finding.decided, finding.original_fault.ranks) == ("hang", False, ())
+
+    def test_flags(self) -> None:
+        def flags(*values: int) -> list[Fact]:
+            return [fact("gauge", "rank.hang", value, rank=rank) for rank, value in enumerate(values)]
+
+        assert found(watchdogs, *flags(0, 0, 0, 0)) == []
+        assert one(watchdogs, *flags(1, 1, 0, 1)).original_fault.ranks == (2,)
+        for undecided in (flags(1, 1, 1, 1), flags(1, 0, 1, 0), flags(0, 1, 0, 0)):
+            finding = one(watchdogs, *undecided)
+            assert (finding.class_, finding.decided, finding.original_fault.ranks) == ("hang", False, ())
+
+    def test_an_idle_heartbeat_is_no_fault(self) -> None:
+        notices = [fact("notice", "shm_broadcast_wait", 60.0, unix_ns=n * 60 * SECOND) for n in range(10)]
+        for rule in (devices, host, monitors, network, stacks):
+            assert found(rule, *notices) == []
+
+
+class TestDevices:
+    def test_a_gpu_that_fell_off_the_bus_is_its_ranks(self) -> None:
+        xid = fact("device", "xid.79", 1, {"severity": "hardware"}, host="a", device="0000:41:00")
+        place = fact("place", "gpu", rank=5, host="a", device="0000:41:00.0")
+        finding = one(devices, xid, place)
+        assert (finding.class_, finding.original_fault.ranks, finding.cause) == ("device_error", (5,), "device")
+
+    def test_by_the_process_on_it(self) -> None:
+        xid = fact("device", "xid.95", 1, {"severity": "hardware"}, host="a", device="0000:41:00")
+        process = fact("place", "process", labels={"pid": "77"}, host="a", device="0000:41:00")
+        pid = fact("place", "process", labels={"pid": "77"}, rank=2, host="a")
+        assert one(devices, xid, process, pid).original_fault.ranks == (2,)
+
+    def test_a_programs_error_is_not_the_devices(self) -> None:
+        xid = fact("device", "xid.31", 1, {"severity": "application"}, host="a", device="0000:41:00")
+        finding = one(devices, xid, fact("place", "gpu", rank=5, host="a", device="0000:41:00"))
+        assert not finding.decided
+        assert finding.original_fault.ranks == ()
+        ended = fact("device", "xid.43", 1, {"severity": "application"}, device="0000:41:00")
+        assert found(devices, ended) == []
+        hard = fact("device", "xid.48", 1, {"severity": "hardware"}, host="b", device="0000:1b:00")
+        assert [f.original_fault.host for f in found(devices, xid, hard)] == ["b"]
+
+    @pytest.mark.parametrize(("name", "labels", "bad"), [
+        ("throttle.hw_thermal", {"pstate": "P0"}, True), ("throttle.hw_slowdown", {"pstate": "P8"}, False),
+        ("throttle.sw_power_cap", {}, False), ("pcie_downgraded", {"width": "x8"}, True),
+        ("ecc.uncorrected", {"scope": "volatile"}, True), ("ecc.uncorrected", {"scope": "aggregate"}, False),
+        ("xid.63", {"severity": "hardware"}, False), ("sxid.12028", {"severity": "hardware", "fatal": "0"}, False),
+    ])  # fmt: skip
+    def test_what_counts(self, name: str, labels: dict[str, str], bad: bool) -> None:
+        assert bool(found(devices, fact("device", name, 1, labels, host="a", device="0000:41:00"))) == bad
+
+    def test_a_fault_of_last_month_is_another_story(self) -> None:
+        now = 1_780_000_000 * SECOND
+        xid = fact("device", "xid.79", 1, {"severity": "hardware"}, device="gpu1", unix_ns=now - 30 * 86_400 * SECOND)
+        call = Event(-1, "tp", "", "all_reduce", 0, 4, "float32", -1, now, now, now + 1, "done")
+        rank = RankTrace(head=Head(rank=0, world=2, groups={"tp": (0, 1)}), calls=of_events([call]))
+        assert found(devices, xid, ranks=[rank]) == []
+        assert found(devices, xid) != []
+
+
+class TestHost:
+    @pytest.mark.parametrize(("throttled", "bad"), [(400, True), (20, False)])
+    def test_quota(self, throttled: int, bad: bool) -> None:
+        facts = [
+            fact("counter", "cpu.nr_periods", 1000, host="a", source="cpu.stat: line 4"),
+            fact("counter", "cpu.nr_throttled", throttled, host="a", source="cpu.stat: line 5"),
+        ]
+        findings = found(host, *facts)
+        assert bool(findings) == bad
+        if bad:
+            assert "container CPU quota" in findings[0].summary
+            assert (findings[0].class_, findings[0].original_fault.host) == ("host_contention", "a")
+
+    def test_out_of_memory(self) -> None:
+        oom = fact("exit", "oom", -9, {"pid": "991", "command": "python"}, host="a")
+        named = one(host, oom, fact("place", "process", labels={"pid": "991"}, rank=6, host="a"))
+        assert (named.class_, named.original_fault.ranks) == ("dead_rank", (6,))
+        unnamed = one(host, oom)
+        assert not unnamed.decided
+        assert unnamed.original_fault.ranks == ()
+
+    def test_those_that_are_ended_because_of_another(self) -> None:
+        exits = [fact("exit", "died", value, rank=rank) for rank, value in enumerate((-6, -15, -11, -6))]
+        assert one(host, *exits).original_fault.ranks == (2,)
+        assert found(host, *(fact("exit", "died", 0, rank=rank) for rank in range(4))) == []
+
+    def test_a_lock_is_held_by_the_one_that_does_not_wait(self) -> None:
+        waits = [fact("error", "lock_wait", labels={"lock": "/jit/x.lock"}, rank=rank) for rank in (1, 2, 3)]
+        finding = one(host, *waits)
+        assert (finding.class_, finding.original_fault.ranks) == ("stopped_rank", (0,))
+        two = one(host, *waits[1:])
+        assert not two.decided  # 0 or 1
+        beside = fact("stack", "broadcast", rank=1)
+        assert one(host, *waits[1:], beside).original_fault.ranks == (0,)
+
+    def test_one_waiter_is_an_ordinary_build(self) -> None:
+        assert found(host, fact("error", "lock_wait", labels={"lock": "/jit/x.lock"}, rank=1)) == []
+
+
+class TestStacks:
+    @staticmethod
+    def stands(*places: tuple[str, str]) -> list[Fact]:
+        return [
+            fact("stack", name, labels={"caller": caller, "thread": "main"}, rank=rank, source=f"rank{rank}.txt")
+            for rank, (name, caller) in enumerate(places)
+        ]
+
+    def test_different_collectives(self) -> None:
+        told = self.stands(("all_reduce", "can_terminate_prefetch"), *[("broadcast", "_broadcast_reqs")] * 3)
+        finding = one(stacks, *told)
+        assert (finding.class_, finding.cause, finding.original_fault.ranks) == ("control_divergence", "software", ())
+        assert finding.first_reporter == "rank 0"
+
+    def test_the_same_collective(self) -> None:
+        finding = one(stacks, *self.stands(*[("all_gather", "prepare_mlp_sync_batch")] * 16))
+        assert (finding.class_, finding.decided, finding.original_fault.ranks) == ("hang", False, ())
+        assert "no rank can be named" in finding.summary
+
+    def test_the_proxy_queue_is_ambiguous(self) -> None:
+        finding = one(stacks, *self.stands(("broadcast", "recv_requests"), ("nccl_proxy", "forward")))
+        assert not finding.decided
+        assert finding.original_fault.ranks == ()
+        assert "descriptors" in finding.summary
+        assert "decisions" in finding.summary
+
+    def test_one_in_a_lock(self) -> None:
+        finding = one(stacks, *self.stands(("barrier", "load"), ("lock", "wait"), ("barrier", "load")))
+        assert (finding.class_, finding.original_fault.ranks) == ("stopped_rank", (1,))
+
+    def test_one_elsewhere_at_one_moment_may_be_chance(self) -> None:
+        told = self.stands(("all_reduce", "f"), ("all_reduce", "f"), ("compute", "tokenise"))
+        assert not one(stacks, *told).decided
+        sure = one(stacks, *told, fact("watchdog", "timeout", 600, rank=0))
+        assert (sure.decided, sure.original_fault.ranks) == (True, (2,))
+
+    def test_a_running_group(self) -> None:
+        assert found(stacks, *self.stands(("compute", "forward"), ("device_wait", "copy"), ("all_reduce", "f"))) == []
+        assert found(stacks, *self.stands(("idle", "recv"), ("idle", "recv"))) == []
+        assert found(stacks, *self.stands(("all_reduce", "f"))) == []
