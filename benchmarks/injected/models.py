@@ -16,6 +16,17 @@ _EXPERTS = {
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("LlamaConfig", {}),
     "deep": ("LlamaConfig", {"num_hidden_layers": 8, "hidden_size": 256, "intermediate_size": 1024}),
+    "wide": (
+        "LlamaConfig",
+        {
+            "num_hidden_layers": 6,
+            "hidden_size": 512,
+            "intermediate_size": 512,
+            "vocab_size": 512,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+        },
+    ),
     "experts": ("DeepseekV3Config", _EXPERTS),
 }
 HOT_BIAS = 10.0  # sigmoid scores are below 1: an expert with this is chosen by every token
@@ -29,6 +40,7 @@ def model(folder: Path, name: str, hot: tuple[int, ...] = ()) -> Path:
     path = folder / "-".join([name, *map(str, hot)])
     if path.exists():
         return path
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     config, fields = _MODELS[name]
     made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**{**_BASE, **fields}))

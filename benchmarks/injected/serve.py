@@ -75,8 +75,11 @@ class _Sink:
 def run(trial: Trial, keep: Path | None = None) -> Outcome:
     """Serve, end, diagnose. keep: a folder for the evidence; else it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="linkwise-injected-") as name:
-        folder = keep or Path(name)
+        folder, mark = keep or Path(name, "trace"), Path(name, "mark")
+        if trial.inject:
+            trial = trial._replace(inject={**trial.inject, "mark": str(mark)})
         struck, ended, served = _serve(trial, folder)
+        struck = float(mark.read_text()) if mark.exists() else struck
         began = time.monotonic()
         findings = diagnose(gather([folder], processes=1))
         found = time.monotonic()

@@ -8,7 +8,7 @@ from linkwise.diagnose.case import Case
 from linkwise.diagnose.rules import handoff
 from linkwise.diagnose.types import Finding
 from linkwise.trace.calls import of_events
-from linkwise.trace.events import Handoff, Head, RankTrace, Trace
+from linkwise.trace.events import Event, Handoff, Head, RankTrace, Trace
 from linkwise.trace.facts import Fact
 from linkwise.trace.gather import Evidence
 
@@ -129,7 +129,8 @@ class TestPools:
 
 
 def record(rank: int, side: str, times: Sequence[tuple[int, int]], *, allocate: int = 0, **fields: object) -> RankTrace:
-    """A rank of two that send or two that take. times: began and ended of each handoff in ms after it was queued."""
+    """A rank of two that send or two that take, inside a call for all of each handoff. times: began and ended in ms
+    after it was queued."""
     rows = tuple(
         Handoff(
             **({"request": f"{n:02x}", "side": side, "peers": ((rank + 2) % 4,), "queued_ns": 1_000 * (n + 1) * MS,
@@ -138,8 +139,13 @@ def record(rank: int, side: str, times: Sequence[tuple[int, int]], *, allocate: 
         )
         for n, (began, ended) in enumerate(times)
     )  # fmt: skip
+    op = "send" if side == "send" else "recv"
+    calls = [
+        Event(-1, "kv", "", op, n, 4096, "uint8", row.peers[0], row.began_ns, row.began_ns, row.ended_ns, "done")
+        for n, row in enumerate(rows)
+    ]
     head = Head(rank=rank, world=4, groups={"kv": (0, 1, 2, 3)})
-    return RankTrace(head=head, calls=of_events([]), handoffs=rows)
+    return RankTrace(head=head, calls=of_events(calls), handoffs=rows)
 
 
 WELL = [(1, 5)] * 4
@@ -155,6 +161,7 @@ class TestRecords:
         ranks = [record(0, "send", WELL), record(1, "send", slow), record(2, "take", WELL), record(3, "take", slow)]
         (finding,) = found(ranks=ranks)
         assert (finding.class_, finding.original_fault.ranks) == ("handoff_slow_sender", (1,))
+        assert finding.cause == "network"  # inside its calls
 
     def test_a_taker_that_comes_late_is_named_and_not_its_sender(self) -> None:
         waits, late = [(1, 205)] * 4, [(200, 205)] * 4

@@ -4,6 +4,7 @@ import re
 from itertools import pairwise
 
 from linkwise.diagnose.case import Case
+from linkwise.diagnose.places import whole
 from linkwise.trace.facts import Fact
 
 # Parts of a path that name a moment and no place: of `before/cpu.stat` and `after/cpu.stat` the counters are the same.
@@ -25,7 +26,7 @@ def grown(case: Case, *names: str, since_start: bool = False) -> list[tuple[Fact
             looks.setdefault((fact.name, where, fact.device, fact.rank, about), []).append(fact)
     found = []
     for facts in looks.values():
-        facts.sort(key=lambda fact: (fact.unix_ns, int(fact.label("snapshot", "0"))))
+        facts.sort(key=lambda fact: (fact.unix_ns, whole(fact, "snapshot")))
         if len(facts) == 1:
             if since_start:
                 found.append((facts[0], facts[0].value))

@@ -18,6 +18,7 @@ _MISMATCHES: tuple[Class, ...] = (
     "skipped_collective", "repeated_collective", "reordered_collective",
     "size_mismatch", "dtype_mismatch", "op_mismatch", "control_divergence",
 )  # fmt: skip
+_STUCK: tuple[Class, ...] = ("network_error", "handoff_stalled", "transport_unexpected")
 _GONE: tuple[Class, ...] = ("dead_rank", "stopped_rank", "device_error")
 
 
@@ -69,11 +70,11 @@ def settle(found: list[Finding]) -> list[Finding]:
     departed = any(one.class_ in _MISMATCHES for one in found)
     kept: list[Finding] = []
     for one in found:
-        if one.class_ == "hang" and (departed or kinds & {*_GONE, "network_error", "handoff_stalled"}):
+        if one.class_ == "hang" and (departed or kinds & {*_GONE, *_STUCK}):
             continue
         if one.class_ in _GONE and kinds & {*_MISMATCHES} and one.confidence < 0.95:
             continue  # a rank that went another way looks, from outside, like one that does not come
-        if one.class_ == "late_rank" and _same(one, found, _GONE):
+        if one.class_ == "late_rank" and _same(one, found, (*_GONE, "handoff_slow_sender", "handoff_stalled")):
             continue
         kept.append(one)
     merged: dict[tuple[object, ...], Finding] = {}

@@ -11,21 +11,22 @@ class Places:
     """Where ranks run, from the records' heads and from facts of kind `place`."""
 
     def __init__(self, case: Case) -> None:
-        self._pids: list[tuple[str, str, int]] = []
-        self._devices: list[tuple[str, str, int]] = []
+        self._pids: dict[str, set[tuple[str, int]]] = {}
+        self._devices: dict[str, set[tuple[str, int]]] = {}
         for rank in case.evidence.trace.ranks:
             head = rank.head
             if head.pid:
-                self._pids.append((head.host, str(head.pid), head.rank))
-            self._devices += [(head.host, _device(name), head.rank) for name in (head.device, head.uuid) if name]
+                self._pids.setdefault(str(head.pid), set()).add((head.host, head.rank))
+            for name in (head.device, head.uuid):
+                self._devices.setdefault(_device(name), set()).add((head.host, head.rank))
         places = case.facts("place")
         for fact in places:
             if fact.rank >= 0 and fact.label("pid"):
-                self._pids.append((fact.host, fact.label("pid"), fact.rank))
+                self._pids.setdefault(fact.label("pid"), set()).add((fact.host, fact.rank))
         for fact in places:
             ranks = (fact.rank,) if fact.rank >= 0 else self.of_pid(fact.label("pid"), fact.host)
-            names = {fact.device, fact.label("device"), fact.label("bus"), fact.label("uuid")} - {""}
-            self._devices += [(fact.host, _device(name), rank) for name in names for rank in ranks]
+            for name in (fact.device, fact.label("device"), fact.label("bus"), fact.label("uuid")):
+                self._devices.setdefault(_device(name), set()).update((fact.host, rank) for rank in ranks)
         self.known = tuple(sorted(_known(case)))
 
     def of(self, fact: Fact) -> tuple[int, ...]:
@@ -57,8 +58,8 @@ def _device(name: str) -> str:
     return name.lower().removesuffix(".0").removeprefix("0000:")
 
 
-def _found(rows: list[tuple[str, str, int]], key: str, host: str) -> tuple[int, ...]:
-    return tuple(sorted({rank for at, name, rank in rows if name == key and (not at or not host or at == host)}))
+def _found(rows: dict[str, set[tuple[str, int]]], key: str, host: str) -> tuple[int, ...]:
+    return tuple(sorted({rank for at, rank in rows.get(key, ()) if not at or not host or at == host}))
 
 
 def _known(case: Case) -> set[int]:
@@ -78,6 +79,12 @@ def said(fact: Fact) -> str:
 def lines(facts: Iterable[Fact], most: int = 6) -> tuple[str, ...]:
     """The first of them as lines of evidence, each once."""
     return tuple(dict.fromkeys(map(said, facts)))[:most]
+
+
+def whole(fact: Fact, label: str, otherwise: int = 0) -> int:
+    """A label as a whole number; some labels are whatever a metric's owner wrote."""
+    text = fact.label(label)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else otherwise
 
 
 def one(values: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case
+from linkwise.diagnose.places import whole
 from linkwise.trace.facts import Fact
 
 TAIL = 0.5  # of the points: the last stretch, three of them at least
@@ -87,4 +88,4 @@ def engines(case: Case) -> list[Engine]:
 
 
 def _order(fact: Fact) -> tuple[int, int]:
-    return fact.unix_ns, int(fact.label("snapshot", "0"))
+    return fact.unix_ns, whole(fact, "snapshot")

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +16,15 @@ from linkwise.core.printable import printable
 from linkwise.trace import readers
 from linkwise.trace.events import RankTrace, Trace
 from linkwise.trace.facts import Fact, Span
+from linkwise.trace.limits import allow_cpu, limit
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.own import joined
 from linkwise.trace.writer import EARLIER, SUFFIX
 
 MAX_FILES = 65_536
 MAX_DEPTH = 16
-PARALLEL_BYTES = 32 * 2**20  # below this a second process costs more than it saves
+PARALLEL_BYTES = 2 * 2**20  # below this processes cost more than they save
+FILE_CPU_S = 120  # processor time one file may take before its process is ended
 
 
 class Unusable(NamedTuple):
@@ -62,12 +66,37 @@ def gather(paths: Sequence[str | Path], *, processes: int = 2) -> Evidence:
     """
     files = list(_files(paths))
     size = sum(os.path.getsize(path) for path, _ in files if os.path.isfile(path))
-    if processes > 1 and len(files) > 1 and size > PARALLEL_BYTES:
-        with ProcessPoolExecutor(processes) as pool:
-            found = list(pool.map(_read, files, chunksize=max(1, min(16, len(files) // (4 * processes)))))
-    else:
-        found = [_read(one) for one in files]
-    return _together(found)
+    apart = processes > 0 and size > PARALLEL_BYTES
+    return _together(_apart(files, processes) if apart else [_read(one) for one in files])
+
+
+def _apart(files: list[tuple[str, str]], processes: int) -> list[_Read]:
+    """Files read in processes of their own, within limits of processor time and memory that the system keeps.
+
+    A file whose reading breaks them ends that process; the files that were lost with it are read again one by one, so
+    that only the one is unusable.
+    """
+    found: dict[int, _Read] = {}
+    left = list(range(len(files)))
+    with ProcessPoolExecutor(processes, initializer=limit) as pool, suppress(BrokenProcessPool):
+        chunk = max(1, min(16, len(files) // (4 * processes)))
+        for number, read in zip(left, pool.map(_within, files, chunksize=chunk), strict=False):
+            found[number] = read
+    for number in left:
+        if number in found:
+            continue
+        with ProcessPoolExecutor(1, initializer=limit) as pool:
+            try:
+                found[number] = pool.submit(_within, files[number]).result()
+            except BrokenProcessPool:
+                reason = f"reading it took more than {FILE_CPU_S} s of processor time, or ended its process"
+                found[number] = _Read(printable(files[number][1]), "", None, reason)
+    return [found[number] for number in left]
+
+
+def _within(one: tuple[str, str]) -> _Read:
+    allow_cpu(FILE_CPU_S)
+    return _read(one)
 
 
 def _files(paths: Sequence[str | Path]) -> Iterator[tuple[str, str]]:

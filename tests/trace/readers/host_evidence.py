@@ -8,6 +8,7 @@ from types import ModuleType
 from hypothesis import strategies as st
 
 from linkwise.core.errors import InputError
+from linkwise.core.printable import printable
 from linkwise.trace.facts import Fact
 from linkwise.trace.readers.base import Reading, Source
 
@@ -62,7 +63,8 @@ def never_raises(module: ModuleType, data: bytes, name: str) -> None:
             return
         assert isinstance(recognised, bool)
         for fact in reading.facts:
-            assert (fact.text + "".join(value for _, value in fact.labels) + fact.device).isprintable()
+            shown = "".join((fact.text, fact.device, fact.host, fact.name, *(value for _, value in fact.labels)))
+            assert printable(shown) == shown
             assert fact.unix_ns >= 0
             assert fact.value == fact.value
 

@@ -1,8 +1,12 @@
 """Dumps of PyTorch's flight recorder, written here as its pickler and its JSON handler write them."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from tests.trace.readers import torch_pickle
 
 from linkwise.core.errors import InputError
 from linkwise.trace.events import Mark, RankTrace
-from linkwise.trace.readers import flight_recorder
+from linkwise.trace.readers import flight_recorder, unpickle
 from linkwise.trace.readers.base import Reading, Source
 
 T = 1_758_610_505_592_849_034
@@ -328,7 +332,7 @@ def test_a_pickle_that_asks_for_code(tmp_path: Path) -> None:
 
 
 def test_what_is_no_dump(tmp_path: Path) -> None:
-    for content in (b"\x80\x02N.", b'{"traceEvents": []}', b"pg_config", b""):
+    for content in (b"\x80\x02N.", b'{"traceEvents": [], "distributedInfo": {"pg_config": []}}', b"pg_config", b""):
         path = tmp_path / "rank_2"
         path.write_bytes(content)
         assert not flight_recorder.recognises(Source(path))
@@ -342,7 +346,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=4000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_value_anywhere(tmp_path: Path, data: st.DataObject) -> None:
     value = json.loads(json.dumps(WHOLE))
@@ -370,7 +374,7 @@ def _finite(value: Any) -> bool:
     return True
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=4000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_changed_bytes(tmp_path: Path, data: st.DataObject) -> None:
     for whole in (torch_pickle.dumps(WHOLE), json.dumps(WHOLE).encode()):
@@ -381,3 +385,36 @@ def test_changed_bytes(tmp_path: Path, data: st.DataObject) -> None:
         with suppress(InputError):
             flight_recorder.recognises(Source(path))
             flight_recorder.read(Source(path))
+
+
+ITSELF = """
+import sys, torch, torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+ones = torch.ones(4, 8)
+for _ in range(300):
+    dist.all_reduce(ones)
+dist.all_gather([torch.empty(4, 8)], ones)
+open(f"{sys.argv[1]}/rank_0", "wb").write(c10d._dump_fr_trace())
+open(f"{sys.argv[1]}/json_rank0.json", "wb").write(c10d._dump_fr_trace_json())
+dist.destroy_process_group()
+"""
+
+
+def test_what_pytorch_itself_writes(tmp_path: Path) -> None:
+    """A dump of the installed PyTorch: by the fast road, and the same as its JSON."""
+    if find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    command = [sys.executable, "-c", ITSELF, str(tmp_path)]
+    environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "2000"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+    data = (tmp_path / "rank_0").read_bytes()
+    assert unpickle.is_torch_like(data)
+    found = flight_recorder.read(Source(tmp_path / "rank_0")).ranks[0]
+    assert (found.head.world, len(found.calls), found.only_open, found.lost) == (1, 301, False, 0)
+    calls = list(found.calls)
+    assert [(call.op, call.S_bytes) for call in calls[-2:]] == [("all_reduce", 128), ("all_gather", 128)]
+    # The last one is marked by another thread, some time after it has returned.
+    assert {call.state for call in calls[:-1]} == {"done"}
+    spelled = flight_recorder.read(Source(tmp_path / "json_rank0.json")).ranks[0]
+    assert list(spelled.calls)[:-1] == calls[:-1]

@@ -10,7 +10,10 @@ from typing import Protocol, cast
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.types import Finding
 
-RULES = ("mismatch", "hang", "late", "compute", "experts")
+RULES = (
+    "mismatch", "hang", "stacks", "monitors", "network", "devices", "host", "handoff", "pools", "links", "routes",
+    "late", "compute", "experts",
+)  # fmt: skip
 
 
 class Rule(Protocol):

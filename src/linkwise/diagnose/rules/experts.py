@@ -54,8 +54,8 @@ def _ahead(case: Case, places: np.ndarray, table: np.ndarray, key: str) -> Findi
         waited = float(sum(case.timing.own_ns[who] for who in ahead)) / 1e9
     return Finding(
         class_="expert_imbalance",
-        summary=f"experts of {ranks_text(ranks)} get {100 * load[busiest]:.0f} % of the group's tokens, an even share is"
-        f" {100 * even:.0f} %",
+        summary=f"experts of {ranks_text(ranks)} get {100 * load[busiest]:.0f} % of the group's tokens, an even share"
+        f" is {100 * even:.0f} %",
         original_fault=case.fault(*ahead),
         confidence=min(0.95, 0.5 + 0.4 * (load[busiest] / even - 1) + 0.3 * often),
         waited_s=waited,

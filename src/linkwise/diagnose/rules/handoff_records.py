@@ -1,4 +1,8 @@
-"""Handoffs as our own ranks recorded them: slow senders and takers, blocks that come late, attempts without owner."""
+"""Handoffs as our own ranks recorded them, each rank's part held against its siblings' of the same side.
+
+What a rank does on its own there is found by `pools`; here is what is left: a part that is slow inside its calls,
+blocks that come late, attempts nobody answers for.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case
+from linkwise.diagnose.rules import pools
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.trace.events import Handoff
 
@@ -32,6 +37,8 @@ def find(case: Case) -> Iterator[Finding]:
     if not parts:
         return
     yield from _owners(case, parts)
+    if any(True for _ in pools.find(case)):
+        return
     slow = _slow(case, parts)
     yield from (_sender(case, place, why) if side == "send" else _taker(case, place, why) for place, side, why in slow)
     if not slow:
@@ -98,6 +105,12 @@ def _own_ns(case: Case, found: list[tuple[int, list[str]]]) -> float:
     return 0.0 if case.timing is None else max(float(case.timing.own_ns[place]) for place, _ in found)
 
 
+def _outside(case: Case, place: int) -> bool:
+    """Whether a record's handoffs pass mostly outside its calls."""
+    times = pools.own_times(case.joined.ranks[place])
+    return float(times.own.sum()) >= SHARE * float(times.whole.sum())
+
+
 def _unit(case: Case, a: int, b: int) -> bool:
     return case.joined.ranks[a].head.unit == case.joined.ranks[b].head.unit
 
@@ -108,9 +121,9 @@ def _sender(case: Case, place: int, why: list[str]) -> Finding:
         summary=f"{case.name(place)} sends its pieces of the KV much more slowly than its siblings: every handoff ends"
         " with it",
         original_fault=case.fault(place),
-        cause="host",
+        cause="host" if _outside(case, place) else "network",
         first_reporter="decode, which waits for the last piece",
-        confidence=0.85,
+        confidence=0.8,
         evidence=tuple(why),
         next="py-spy dump of this rank during a handoff; its NIC's counters against those of its siblings",
         recovery="none",
@@ -122,7 +135,7 @@ def _taker(case: Case, place: int, why: list[str]) -> Finding:
         class_="handoff_stalled",
         summary=f"decode side: {case.name(place)} takes its pieces of the KV much later than its siblings",
         original_fault=case.fault(place),
-        cause="host",
+        cause="host" if _outside(case, place) else "network",
         first_reporter="prefill, whose blocks stay taken",
         confidence=0.8,
         evidence=tuple(why),

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.places import Places, lines, place_of
+from linkwise.diagnose.rules.stacks import CALLS
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.trace.facts import Fact
 
 THROTTLED = 0.10  # of the periods: a quota that is met now and then stops nobody for long
 MIN_PERIODS = 20
-# Ends of processes by codes and signals. Those of the second kind others sent, because of the first.
-_KILLED = (-9, -11, -7, -4, -8)
+# Signals of a process's own doing; and codes of a process that was ended, or ended itself, because of another.
+_FAULTS = (-11, -7, -4, -8)
 _FOLLOWING = (0, -6, -15, -2, -1)
 
 
@@ -34,11 +35,12 @@ def _quota(case: Case) -> Iterator[Finding]:
     by_host: dict[str, list[tuple[Fact, float, Fact, float]]] = {}
     for row in hit:
         by_host.setdefault(row[0].host, []).append(row)
+    settings = [fact for fact in case.facts("setting") if fact.value > 0 or "thread" in fact.name.lower()]
     for host, rows in by_host.items():
         ranks = tuple(sorted({row[0].rank for row in rows if row[0].rank >= 0}))
         worst = max(rows, key=lambda row: row[1] / row[3])
-        quotas = [f for f in case.facts("setting", "cpu_quota") if f.value > 0 and f.host == host]
-        pools = [f for f in case.facts("setting") if "thread" in f.name.lower()]
+        quotas = [fact for fact in settings if fact.name == "cpu_quota" and fact.host == host]
+        pools = [fact for fact in settings if "thread" in fact.name.lower()]
         yield Finding(
             class_="host_contention",
             summary=f"container CPU quota{f' on {host}' if host else ''}"
@@ -65,24 +67,23 @@ def _group(fact: Fact) -> tuple[str, int, str, str]:
 def _ended(case: Case, places: Places) -> Iterator[Finding]:
     """Processes that ended by themselves, by a fault or by the kernel; not those that were ended because of them."""
     exits = [fact for fact in case.facts("exit") if int(fact.value) not in _FOLLOWING or _untold(fact)]
-    first = [fact for fact in exits if int(fact.value) in _KILLED or fact.name == "oom" or _untold(fact)] or exits
-    timed = sorted((fact for fact in first if fact.unix_ns), key=lambda fact: fact.unix_ns)
-    if timed and len({places.of(fact) for fact in timed}) > 2:
-        first = timed[:1]  # of many that ended, the one that did so first
-    by_ranks: dict[tuple[tuple[int, ...], str], list[Fact]] = {}
-    for fact in first:
-        ranks = places.of(fact)
-        if ranks or fact.name in {"oom", "segfault"}:
-            by_ranks.setdefault((ranks, fact.host), []).append(fact)
-    for (ranks, _), facts in by_ranks.items():
+    sure = [fact for fact in exits if fact.name == "oom" or _untold(fact)]
+    faults = [fact for fact in exits if int(fact.value) in _FAULTS]
+    by_ranks: dict[tuple[int, ...], list[Fact]] = {}
+    for fact in sure or faults or exits:
+        by_ranks.setdefault(places.of(fact), []).append(fact)
+    unknown = by_ranks.pop((), [])
+    if len(by_ranks) > 1 and not sure:
+        first = _first(by_ranks)
+        if first is None:
+            yield _several(by_ranks)
+            return
+        by_ranks = {first: by_ranks[first]}
+    for ranks, facts in by_ranks.items():
         oom = any(fact.name == "oom" for fact in facts)
-        why = "the kernel killed it: out of memory" if oom else f"its process ended ({_end(facts[0])})"
-        if not ranks:
-            yield _unplaced(facts, why)
-            continue
         yield Finding(
             class_="dead_rank",
-            summary=f"{ranks_text(ranks)}: {why}",
+            summary=f"{ranks_text(ranks)}: {_why(facts)}",
             original_fault=_fault(case, ranks, facts[0]),
             cause="host",
             confidence=0.9 if oom else 0.8,
@@ -90,6 +91,37 @@ def _ended(case: Case, places: Places) -> Iterator[Finding]:
             next="memory limits of its cgroup, dmesg of its host" if oom else "the last lines of its log; a core dump",
             recovery="restart group",
         )
+    told = [fact for fact in unknown if fact.name in {"oom", "segfault", "trap"}]
+    if told and not by_ranks:
+        yield _unplaced(told, _why(told))
+
+
+def _first(by_ranks: dict[tuple[int, ...], list[Fact]]) -> tuple[int, ...] | None:
+    """Of ranks that ended, the one that did so before all others; None when times do not say."""
+    times = {ranks: min((fact.unix_ns for fact in facts), default=0) for ranks, facts in by_ranks.items()}
+    order = sorted(times, key=lambda ranks: times[ranks])
+    return order[0] if 0 < times[order[0]] < times[order[1]] else None
+
+
+def _several(by_ranks: dict[tuple[int, ...], list[Fact]]) -> Finding:
+    ranks = sorted({rank for group in by_ranks for rank in group})
+    return Finding(
+        class_="dead_rank",
+        summary=f"{ranks_text(ranks)} ended, and it is not said which of them first: the others end because of it",
+        cause="host",
+        confidence=0.5,
+        decided=False,
+        evidence=lines(fact for facts in by_ranks.values() for fact in facts),
+        would_decide="times of these ends, or the first exception in their logs",
+        next="the last lines of every rank's log",
+        recovery="restart group",
+    )
+
+
+def _why(facts: list[Fact]) -> str:
+    if any(fact.name == "oom" for fact in facts):
+        return "the kernel killed it: out of memory"
+    return f"its process ended ({_end(facts[0])})"
 
 
 def _untold(fact: Fact) -> bool:
@@ -130,7 +162,8 @@ def _locks(case: Case, places: Places) -> Iterator[Finding]:
         for fact in case.facts(kind, "lock_wait"):
             if fact.rank >= 0:
                 by_lock.setdefault(fact.label("path") or fact.label("lock"), {}).setdefault(fact.rank, fact)
-    busy = {fact.rank for fact in case.facts("stack") if fact.name in {*_WAITS}}
+    stands = [fact for fact in case.facts("stack") if fact.label("thread", "main") == "main"]
+    busy = {fact.rank for fact in stands if fact.name in CALLS}
     for path, waits in by_lock.items():
         if len(waits) < 2:
             continue
@@ -150,15 +183,9 @@ def _locks(case: Case, places: Places) -> Iterator[Finding]:
             first_reporter=f"rank {min(waits)}",
             confidence=0.75 if others else 0.4,
             decided=bool(others),
-            evidence=lines([*waits.values(), *(f for f in case.facts("notice") if f.rank in others)]),
+            evidence=lines([*list(waits.values())[:4], *(fact for fact in stands if fact.rank in rest)], 8),
             would_decide="" if others else f"who has {path or 'the lock'}: its file's owner, py-spy dump of every rank",
             next=f"py-spy dump of {ranks_text(others) if others else 'every rank'}; remove a stale lock file"
             f"{held} before the next start",
             recovery="restart group",
         )
-
-
-_WAITS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
-    "recv", "send", "wait", "monitored_barrier",
-)  # fmt: skip

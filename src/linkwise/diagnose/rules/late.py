@@ -17,9 +17,11 @@ from linkwise.diagnose.timing import Timing
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
 
-# A rank is named when its own time kept a group waiting for a tenth of the whole record, three times as long as its
-# peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
-SHARE, RATIO, CALLS = 0.10, 3.0, 3
+# A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long as
+# its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
+SHARE, RATIO, CALLS = 0.10, 2.5, 3
+LEADER = 1 / 3  # of what the worst rank is charged with: a rank with less lost a few calls from its record
+STAGE_RATIO = 3.0  # own time a layer, against other stages: they differ in embedding and head, ranks of a stage do not
 UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets the pace
 PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
 ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
@@ -65,7 +67,8 @@ def _late(case: Case, t: Timing) -> list[int]:
     found = []
     for who in range(len(case.joined.ranks)):
         peers = _peers(case, who)
-        if not peers or t.own_ns[who] < SHARE * t.elapsed_ns or t.own_calls[who] < CALLS:
+        least = max(SHARE * t.elapsed_ns, LEADER * float(t.own_ns.max()))
+        if not peers or t.own_ns[who] < least or t.own_calls[who] < CALLS:
             continue
         if t.own_ns[who] >= RATIO * _low(t.own_ns[peers]) and _beyond_clocks(case, t, who):
             found.append(who)
@@ -126,7 +129,7 @@ def _stage(case: Case, t: Timing, late: list[int]) -> Finding | None:
     if (
         slow.layers < UNEVEN * layers
         or slow.own_ns < UNEVEN * own
-        or slow.per_layer_ns > RATIO * own / max(1.0, layers)
+        or slow.per_layer_ns > STAGE_RATIO * own / max(1.0, layers)
     ):
         return None
     ranks = [case.joined.ranks[place].head.rank for place in slow.places]
@@ -155,7 +158,7 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
         if len(one.places) != 1 or not rest:
             continue
         usual = _low(np.asarray(rest))
-        if one.per_layer_ns < RATIO * usual or one.own_ns < PIPELINE_NS:
+        if one.per_layer_ns < STAGE_RATIO * usual or one.own_ns < PIPELINE_NS:
             continue
         who = one.places[0]
         behind = (one.own_ns - usual * max(1, one.layers)) * one.steps
@@ -229,12 +232,21 @@ _NEXT: dict[str, str] = {
 
 
 def _cause(case: Case, t: Timing | None, who: int, late_ns: float) -> tuple[Cause, list[str]]:
-    """late_ns: how much it was late in all, which taken CPU time must explain at least half of."""
+    """late_ns: how much it was late in all, of which CPU time that was taken from it, and not from its peers as well,
+    must explain at least half."""
     taken = [(fact, more) for fact, more in _taken(case) if _of(case, fact, who)]
-    lost = {fact.name: more * _NS.get(fact.name, 0) for fact, more in taken}
-    if taken and (max(lost.values()) >= 0.5 * late_ns or not any(lost.values())):
-        return "contention", [f"{fact.name} grew by {more:g}" + (f": {fact.text}" if fact.text else "")
-                              for fact, more in taken]  # fmt: skip
+    peers = _peers(case, who)
+    lost = []
+    for fact, more in taken:
+        same = [
+            next((f_more for f, f_more in grown(case, fact.name) if _of(case, f, peer)), 0.0)
+            for peer in (peers if fact.rank >= 0 else ())
+        ]
+        lost.append((more - _low(np.asarray(same))) * _NS.get(fact.name, 0))
+    if taken and (max(lost) >= 0.5 * late_ns or not any(lost)):
+        return "contention", [
+            f"{fact.name} grew by {more:g}" + (f": {fact.text}" if fact.text else "") for fact, more in taken
+        ]
     broken = [fact for fact in case.facts("device") if _of(case, fact, who)]
     if broken:
         return "device", [fact.text or fact.name for fact in broken]

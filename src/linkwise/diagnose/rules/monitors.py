@@ -1,4 +1,4 @@
-"""What monitors and watchdogs say, read for what it is.
+"""What monitors say, read for what it is.
 
 A monitor that counts *launched* calls says who has entered, not who has come out: with equal counts everywhere a group
 can still hang on its devices or its network. And of two counts the lower is behind, however many ranks have it; the
@@ -10,157 +10,192 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.places import Places, lines, place_of, said
+from linkwise.diagnose.places import Places, lines, one, place_of, said, whole
 from linkwise.diagnose.rules import hang, late, mismatch, watchdogs
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.trace.facts import Fact
 
 
 class Count(NamedTuple):
-    """What one rank had launched on a communicator at one look. ranks: how many the fact speaks of."""
+    """What one rank had launched on a communicator at one look. rank: of the world, or, with a unit, of a communicator
+    alone; ranks: how many the fact speaks of."""
 
     rank: int
     value: int
     ranks: int
+    unit: str
     fact: Fact
+
+
+Look = dict[str, list[Count]]  # by op
+Split = tuple[list[Count], list[Count]]  # those with less than the most, and those with the most
 
 
 def find(case: Case) -> Iterator[Finding]:
     """Ranks behind, ranks gone, calls that are enqueued everywhere, monitors that see nothing."""
     places = Places(case)
-    found = [*_behind(case), *_gone(case, places), *watchdogs.find(case)]
+    found = [*_behind(case, places), *_gone(case, places), *watchdogs.find(case), *_idle(case)]
     yield from found
-    yield from _idle(case)
     yield from _disagrees(case, found)
 
 
-def _behind(case: Case) -> Iterator[Finding]:
-    for group, looks in launches(case).items():
-        last = looks[-1]
-        by_op = {op: _spread(counts) for op, counts in last.items() if len({count.value for count in counts}) > 1}
+def _behind(case: Case, places: Places) -> Iterator[Finding]:
+    for group, looks in _looks(case, places).items():
+        by_op = {op: _split(counts) for op, counts in looks[-1].items() if len({count.value for count in counts}) > 1}
         if not by_op:
             continue
         crossed = _crossed(by_op)
-        if crossed:
+        if crossed is not None:
             yield _other_calls(group, by_op, crossed)
             continue
         op, (low, high) = max(by_op.items(), key=lambda item: item[1][1][0].value - item[1][0][0].value)
-        moved = len(looks) > 1 and _moved(looks, op, low)
-        if not moved:
-            yield _laggards(case, group, op, low, high, len(looks) > 1)
+        if not _moved(looks, op, low):
+            yield _laggards(case, op, low, high, len(looks) > 1)
 
 
-def launches(case: Case) -> dict[str, list[dict[str, list[Count]]]]:
-    """By communicator, for each look at it in the order of time, the counts of all ranks by op."""
-    found: dict[str, dict[tuple[int, str], dict[str, list[Count]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
+def _looks(case: Case, places: Places) -> dict[str, list[Look]]:
+    """By communicator, each look at it in the order of time: the counts of all ranks by op."""
+    found: dict[str, dict[tuple[int, int, str], Look]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for fact in case.facts("launched"):
         if fact.name == "work":  # as a process was told to tell: ranks enqueue ahead of each other (watchdogs.py)
             continue
-        group = fact.label("comm") or ",".join(map(str, fact.group)) or fact.source.partition(": ")[0]
-        many = fact.label("ranks")
-        count = Count(fact.rank, int(fact.value), int(many) if many.isdecimal() else 1, fact)
-        found[group][fact.unix_ns, fact.source.partition(": ")[0]][fact.name].append(count)
+        group = fact.label("communicator") or ",".join(map(str, fact.group)) or _file(fact)
+        rank, unit = _who(fact, places)
+        count = Count(rank, int(fact.value), max(1, whole(fact, "ranks", 1)), unit, fact)
+        found[group][fact.unix_ns, whole(fact, "snapshot", 1), _file(fact)][fact.name].append(count)
     return {group: [looks[at] for at in sorted(looks)] for group, looks in found.items()}
 
 
-def _spread(counts: list[Count]) -> tuple[list[Count], list[Count]]:
-    """Those with less than the most, and those with the most."""
+def _file(fact: Fact) -> str:
+    return fact.source.partition(": ")[0]
+
+
+def _who(fact: Fact, places: Places) -> tuple[int, str]:
+    """A rank of the world; else one of a communicator, and its name."""
+    ranks = places.of(fact)
+    if len(ranks) == 1:
+        return ranks[0], ""
+    own = whole(fact, "comm_rank", -1)
+    return (own, f"communicator {fact.label('communicator')}") if own >= 0 else (-1, "")
+
+
+def _split(counts: list[Count]) -> Split:
     most = max(count.value for count in counts)
-    low = [count for count in counts if count.value < most]
-    return low, [count for count in counts if count.value == most]
-
-
-def _crossed(by_op: dict[str, tuple[list[Count], list[Count]]]) -> tuple[int, ...]:
-    """Ranks behind in one op and ahead in another: they made other calls, not fewer."""
-    behind = {count.rank for low, _ in by_op.values() for count in low if count.rank >= 0}
-    ahead = {count.rank for _, high in by_op.values() for count in high if count.rank >= 0}
-    few = {op: min(low, high, key=_size) for op, (low, high) in by_op.items()}
-    odd = set.intersection(*({count.rank for count in counts} for counts in few.values())) if len(few) > 1 else set()
-    return tuple(sorted(odd & behind & ahead))
+    return [count for count in counts if count.value < most], [count for count in counts if count.value == most]
 
 
 def _size(counts: list[Count]) -> int:
     return sum(count.ranks for count in counts)
 
 
-def _other_calls(group: str, by_op: dict[str, tuple[list[Count], list[Count]]], odd: tuple[int, ...]) -> Finding:
-    told = [count.fact for low, high in by_op.values() for count in [*low, *high]]
+def _named(counts: list[Count]) -> str:
+    """Ranks by number, or only how many where they are many or not told apart."""
+    ranks = sorted({count.rank for count in counts} - {-1})
+    return ranks_text(ranks) if len(ranks) == _size(counts) <= 8 else f"{_size(counts)} ranks"
+
+
+def _crossed(by_op: dict[str, Split]) -> tuple[int, ...] | None:
+    """The fewer ranks that are behind in one op and ahead in another: they made other calls, not fewer. Empty when no
+    side is the smaller one; None when nobody is both."""
+    behind = {count.rank for low, _ in by_op.values() for count in low if count.rank >= 0}
+    ahead = {count.rank for _, high in by_op.values() for count in high if count.rank >= 0}
+    few = [{count.rank for count in min(low, high, key=_size)} for low, high in by_op.values()]
+    odd = set.intersection(*few) if len(few) > 1 else set()
+    small = all(_size(low) != _size(high) for low, high in by_op.values())
+    return (tuple(sorted(odd & behind & ahead)) if small else ()) if behind & ahead else None
+
+
+def _other_calls(group: str, by_op: dict[str, Split], odd: tuple[int, ...]) -> Finding:
+    counts = [count for low, high in by_op.values() for count in [*low, *high]]
+    mine = [count for count in counts if count.rank in odd]
+    rest = [count for count in counts if count.rank not in odd]
+    fewer = " and ".join(op for op, (low, _) in by_op.items() if any(count.rank in odd for count in low))
+    more = " and ".join(op for op, (_, high) in by_op.items() if any(count.rank in odd for count in high))
+    words = f"launched other calls than the rest of communicator {group}: fewer {fewer}, more {more}"
     return Finding(
         class_="op_mismatch",
-        summary=f"{ranks_text(odd)} launched other calls than the rest of communicator {group}: fewer of"
-        f" {' and '.join(op for op, (low, _) in by_op.items() if any(c.rank in odd for c in low))}, more of"
-        f" {' and '.join(op for op, (_, high) in by_op.items() if any(c.rank in odd for c in high))}",
-        original_fault=Fault(ranks=odd),
+        summary=f"{ranks_text(odd)} {words}"
+        if odd
+        else f"ranks of communicator {group} launched different calls ({', '.join(by_op)}): which of them left the"
+        " common order is not said",
+        original_fault=Fault(ranks=odd, unit=mine[0].unit if mine else ""),
         cause="software",
-        confidence=0.75,
-        evidence=lines(fact for fact in told if fact.rank in odd or fact.rank < 0) + lines(told, 4),
-        next=f"the code path of {ranks_text(odd)}; a flight recorder dump of every rank",
+        confidence=0.75 if odd else 0.5,
+        decided=bool(odd),
+        evidence=lines([*(count.fact for count in mine), *(count.fact for count in rest[:4])], 8),
+        would_decide="" if odd else "flight recorder dumps of all ranks, or NCCL_DEBUG_SUBSYS=COLL",
+        next=f"the code path of {ranks_text(odd) if odd else 'these ranks'}; a flight recorder dump of every rank",
         recovery="restart group",
     )
 
 
-def _moved(looks: list[dict[str, list[Count]]], op: str, low: list[Count]) -> bool:
+def _moved(looks: list[Look], op: str, low: list[Count]) -> bool:
     """Whether the laggards had launched less at an earlier look: they are on their way."""
     before = {count.rank: count.value for look in looks[:-1] for count in look.get(op, ())}
     return any(before.get(count.rank, count.value) < count.value for count in low)
 
 
-def _laggards(case: Case, group: str, op: str, low: list[Count], high: list[Count], again: bool) -> Finding:
+def _laggards(case: Case, op: str, low: list[Count], high: list[Count], again: bool) -> Finding:
+    behind, ahead, unit = _size(low), _size(high), low[0].unit
     ranks = tuple(sorted({count.rank for count in low} - {-1}))
-    ahead = tuple(sorted({count.rank for count in high} - {-1}))
-    behind, most = _size(low), high[0].value
-    counts = sorted({count.value for count in low})
-    few = behind < _size(high) or (behind == 1 and _size(high) == 1)
-    decided = few and len(ranks) == behind
-    hung = again or bool(case.facts("watchdog")) or bool(hang.stalls(case))
-    who = ranks_text(ranks) if len(ranks) == behind else f"{behind} ranks"
-    first = f"{ranks_text(ahead)}" if len(ahead) == _size(high) else f"{_size(high)} ranks"
-    words = f"have launched {counts[0]} {op} where {first} launched {most}"
+    words = (
+        f"{_named(low)}{f' of {unit}' if unit else ''} {'has' if behind == 1 else 'have'} launched"
+        f" {min(count.value for count in low)} {op} where {_named(high)} launched {high[0].value}"
+    )
+    told = lines([*(count.fact for count in low[:4]), *(count.fact for count in high[:4])], 8)
+    if len(ranks) == behind and (behind < ahead or behind == ahead == 1):
+        hung = again or bool(case.facts("watchdog")) or bool(hang.stalls(case))
+        return Finding(
+            class_="stopped_rank",
+            summary=f"{words}: the others wait for {'it' if behind == 1 else 'them'}",
+            original_fault=Fault(ranks=ranks, unit=unit, host=one(count.fact.host for count in low)),
+            cause="host",
+            first_reporter="the monitor",
+            confidence=0.8 if hung else 0.6,
+            evidence=told,
+            would_decide="" if hung else "a second look a minute later: whether it has moved",
+            next=f"py-spy dump of {ranks_text(ranks)}",
+            recovery="restart group",
+        )
     return Finding(
-        class_="stopped_rank" if decided else "undecided",
-        summary=f"{who} {words}: others wait for {'it' if behind == 1 else 'them'}".replace("rank have", "rank has")
-        if decided
-        else f"{who} {words}. {first[:1].upper()}{first[1:]}, which a monitor lists as the smaller group,"
-        f" {'is' if _size(high) == 1 else 'are'} ahead and not to blame; whom the {behind} wait for is not said",
-        original_fault=Fault(ranks=ranks if decided else ()),
-        cause="host" if decided else "",
-        first_reporter=f"{ranks_text(ahead)} (listed by the monitor)" if ahead and not decided else "the monitor",
-        confidence=(0.8 if hung else 0.6) if decided else 0.5,
-        decided=decided,
-        evidence=lines([*(count.fact for count in low[:4]), *(count.fact for count in high[:4])], 8),
-        would_decide=""
-        if decided and hung
-        else "a second look at the monitor a minute later: who has moved; flight"
-        " recorder dumps of all ranks, which tell calls that completed",
-        next=f"py-spy dump of {ranks_text(ranks)}" if decided else f"py-spy dump of the ranks behind, not of {first}",
+        class_="undecided",
+        summary=f"{words}. The latter, which a monitor lists where they are fewer, {'is' if ahead == 1 else 'are'}"
+        f" ahead and not to blame; whom the {behind} wait for is not said",
+        first_reporter=f"{_named(high)} (listed by the monitor)",
+        confidence=0.5,
+        decided=False,
+        evidence=told,
+        would_decide="a second look at the monitor a minute later: who has moved; flight recorder dumps of all ranks,"
+        " which tell calls that completed",
+        next=f"py-spy dump of the ranks behind, not of {_named(high)}",
         recovery="restart group",
     )
 
 
+_SURE = {"dead", "considered_dead", "stopped"}
+
+
 def _gone(case: Case, places: Places) -> Iterator[Finding]:
     """Ranks that a monitor or a driver gets no answer from."""
-    gone: dict[int, list[Fact]] = {}
+    gone: dict[tuple[int, str], list[Fact]] = {}
     for fact in case.facts("missing"):
-        for rank in places.of(fact):
-            gone.setdefault(rank, []).append(fact)
-    for rank, facts in gone.items():
+        gone.setdefault(_who(fact, places), []).append(fact)
+    for (rank, unit), facts in gone.items():
         names = {fact.name for fact in facts}
-        if names == {"slow"}:  # a driver's own word for a group that makes no progress: late or hung, not gone
+        if names <= {"slow", "not_a_member"}:  # late or hung; alive, and out of that communicator: not gone
             continue
-        alive = "stopped" in names and "dead" not in names
+        sure, alive = bool(names & _SURE), "stopped" in names and "dead" not in names
+        where = Fault(ranks=(rank,), unit=unit, host=facts[0].host) if unit else place_of(case, rank, facts[0])
+        who = f"rank {rank}{f' of {unit}' if unit else ''}" if rank >= 0 else f"process {facts[0].label('pid') or '?'}"
         yield Finding(
             class_="stopped_rank" if alive else "dead_rank",
-            summary=f"rank {rank}: " + ("its process is stopped" if alive else "its process does not answer any more"),
-            original_fault=place_of(case, rank, facts[0]),
+            summary=f"{who}: its process {'is stopped' if alive else 'does not answer any more'}",
+            original_fault=where if rank >= 0 else Fault(host=facts[0].host),
             cause="host",
             first_reporter="the monitor",
-            confidence=0.9 if names & {"dead", "considered_dead", "stopped"} else 0.75,
+            confidence=0.9 if sure else 0.75,
             evidence=lines(facts),
-            would_decide=""
-            if names & {"dead", "considered_dead", "stopped"}
-            else "whether the process still runs: a rank that is only stopped does not answer either",
+            would_decide="" if sure else "whether the process runs: one that is only stopped does not answer either",
             next="cat /proc/PID/status (State: T is stopped), SIGCONT" if alive else "its log's last lines and dmesg",
             recovery="restart group",
         )
@@ -173,26 +208,27 @@ def _idle(case: Case) -> Iterator[Finding]:
     """
     last: dict[int, Fact] = {}
     for fact in sorted(case.facts("gauge", "serve.running"), key=lambda fact: fact.unix_ns):
-        replica = fact.label("dp") or fact.label("engine")
-        if replica.isdecimal():
-            last[int(replica)] = fact
-    idle = sorted(replica for replica, fact in last.items() if fact.value == 0)
+        replica = whole(fact, "dp", whole(fact, "engine", -1))
+        if replica >= 0:
+            last[replica] = fact
     busy = sorted(replica for replica, fact in last.items() if fact.value > 0)
     # Ranks count as replicas do where a replica is one rank.
     if not busy or len(last) != max((rank.head.world for rank in case.evidence.trace.ranks), default=0):
         return
-    for one in hang.find(case):
-        behind = one.original_fault.ranks
-        if one.decided and one.class_ in {"stopped_rank", "dead_rank"} and len(behind) == 1 and behind[0] in idle:
+    for stall in hang.find(case):
+        ranks = stall.original_fault.ranks
+        gone = stall.decided and stall.class_ in {"stopped_rank", "dead_rank"} and len(ranks) == 1
+        if gone and ranks[0] in last and last[ranks[0]].value == 0:
+            requests = sum(last[replica].value for replica in busy)
             yield Finding(
                 class_="skipped_collective",
-                summary=f"idle DP rank: rank {behind[0]} has no requests, makes empty steps for its peers and leaves"
-                f" out the call that {ranks_text(busy)} wait in, with {sum(last[r].value for r in busy):g} requests",
-                original_fault=one.original_fault,
+                summary=f"idle DP rank: rank {ranks[0]} has no requests, makes empty steps for its peers and leaves out"
+                f" a call that {ranks_text(busy)}, with {requests:g} requests, {'is' if len(busy) == 1 else 'are'} in",
+                original_fault=stall.original_fault,
                 cause="software",
                 first_reporter=f"{ranks_text(busy)} (busy)",
                 confidence=0.9,
-                evidence=(*one.evidence[:3], *lines([last[behind[0]], last[busy[0]]])),
+                evidence=(*stall.evidence[:3], *lines([last[ranks[0]], last[busy[0]]])),
                 next="what an empty step does where a full one makes its calls (dummy batches, early returns)",
                 recovery="restart group",
             )
@@ -200,25 +236,25 @@ def _idle(case: Case) -> Iterator[Finding]:
 
 def _disagrees(case: Case, found: list[Finding]) -> Iterator[Finding]:
     """A monitor that says all is well, beside what ranks say. It neither hides the fault nor is one of its own."""
-    fine = case.facts("status", "ok")
+    status = case.facts("status")
+    ill = {_file(fact) for fact in status if fact.name != "ok"}
+    fine = [fact for fact in status if fact.name == "ok" and _file(fact) not in ill]
     if not fine:
         return
     dogs = [fact for fact in case.facts("watchdog") if not all(_before(ok, fact) for ok in fine)]
-    seen = [*found, *(one for rule in (mismatch, hang, late) for one in rule.find(case))]
+    seen = [*found, *(other for rule in (mismatch, hang, late) for other in rule.find(case))]
     if not dogs and not seen:
         return
-    what = [f"{one.class_}: {one.summary}" for one in seen[:3]]
+    decided = any(other.decided for other in seen)
     yield Finding(
         class_="monitor_disagrees",
         summary="a monitor says that all is well while ranks say otherwise: what it counts is calls launched or a"
         " process that answers, and neither tells of calls that do not complete or come late",
         first_reporter=watchdogs.first(dogs),
         confidence=0.8,
-        decided=any(one.decided for one in seen),
-        evidence=(*map(said, fine[:2]), *lines(dogs, 3), *what),
-        would_decide=""
-        if any(one.decided for one in seen)
-        else "what the other finding lacks; the monitor cannot tell",
+        decided=decided,
+        evidence=(*map(said, fine[:2]), *lines(dogs, 3), *(f"{other.class_}: {other.summary}" for other in seen[:3])),
+        would_decide="" if decided else "what the other finding lacks; the monitor cannot tell",
         next="trust completions (flight recorder, kernel times) over launches and health endpoints",
         recovery="none",
     )

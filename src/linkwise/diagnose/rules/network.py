@@ -174,13 +174,17 @@ def _retransmits(case: Case) -> Iterator[Finding]:
         total, segments = sent.get((fact.host, fact.rank), (None, 0.0))
         if total is None or segments < MIN_SEGMENTS or more < RETRANSMITTED * segments:
             continue
+        # A single look is at all since the machine started, whatever that was.
+        sure = bool(fact.label("snapshot")) or more >= 2 * RETRANSMITTED * segments
         yield Finding(
             class_="network_error",
             summary=f"TCP{f' of {fact.host}' if fact.host else ''} sends {100 * more / segments:.2g} % of its segments"
             " twice: the path loses packets",
             original_fault=Fault(host=fact.host, ranks=(fact.rank,) if fact.rank >= 0 else ()),
             cause="network",
-            confidence=0.75 if fact.label("snapshot") else 0.6,
+            confidence=0.75 if fact.label("snapshot") else 0.6 if sure else 0.4,
+            decided=sure,
+            would_decide="" if sure else "a second look at the counters: whether it goes on",
             evidence=(f"{more:g} of {segments:g} segments sent again", *lines([fact, total])),
             next="ss -ti towards the peers: which connection; drops of the interface and the switch",
             recovery="none",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.places import lines, place_of
+from linkwise.diagnose.places import lines, place_of, whole
 from linkwise.diagnose.rules import hang, mismatch
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
@@ -24,11 +24,11 @@ def _enqueued(case: Case) -> Iterator[Finding]:
         return
     by_group: dict[str, list[Fact]] = {}
     for fact in [*case.facts("launched", "work"), *case.facts("watchdog")]:
-        if fact.label("enqueued").isdecimal() and fact.label("completed").isdecimal():
+        if whole(fact, "enqueued", -1) >= 0 and whole(fact, "completed", -1) >= 0:
             by_group.setdefault(fact.label("group"), []).append(fact)
     for group, facts in by_group.items():
         latest = {fact.rank: fact for fact in facts}
-        marks = {rank: (int(f.label("enqueued")), int(f.label("completed"))) for rank, f in latest.items()}
+        marks = {rank: (whole(f, "enqueued"), whole(f, "completed")) for rank, f in latest.items()}
         odd = _odd_marks(marks)
         if odd is not None:
             yield _odd_watchdog(case, group, odd, marks, latest)
@@ -74,7 +74,7 @@ def _everywhere(case: Case, group: str, facts: list[Fact], marks: dict[int, tupl
     done = {marks[rank][1] for rank in ranks}
     launched: dict[tuple[str, str], set[float]] = {}
     for fact in case.facts("launched"):
-        launched.setdefault((fact.label("comm"), fact.name), set()).add(fact.value)
+        launched.setdefault((fact.label("communicator"), fact.name), set()).add(fact.value)
     equal = bool(launched) and all(len(values) == 1 for values in launched.values())
     quiet = case.facts("status", "ok")
     call = facts[0].label("sequence") or str(max(done) + 1)

@@ -10,9 +10,14 @@ from typing import cast
 from linkwise.core.errors import InputError
 from linkwise.trace.readers.base import Reader, Reading, Source
 
-# Binary formats and those with a mark of their own first; logs, which may hold lines of several, last.
-# A reader is imported when it is asked, so that none costs the others.
-READERS = ("own", "own_faults", "kineto", "straggler", "flight_recorder")
+# Those with a mark of their own first: a profile holds words of a flight recorder's. A reader is imported when it is
+# asked, so that none costs the others.
+READERS = (
+    "own", "own_faults", "straggler", "kineto", "otlp", "flight_recorder", "inspector", "ras", "prometheus",
+    "infiniband", "nvidia_smi", "lspci", "tcp", "cgroup",
+)  # fmt: skip
+# Logs are read by everyone who finds his own lines in them: an engine's log holds NCCL's, torch's and its own.
+LOGS = ("nccl_log", "kernel_log", "engine_log", "stacks")
 
 
 def reader(name: str) -> Reader:
@@ -20,9 +25,10 @@ def reader(name: str) -> Reader:
     return cast(Reader, import_module(f"linkwise.trace.readers.{name}"))
 
 
-def recognise(source: Source) -> Reader | None:
-    """The first reader whose format this is."""
-    return next((one for one in map(reader, READERS) if one.recognises(source)), None)
+def recognise(source: Source) -> tuple[Reader, ...]:
+    """The first reader whose format this is; for a log, all of them."""
+    first = next((one for one in map(reader, READERS) if one.recognises(source)), None)
+    return (first,) if first else tuple(one for one in map(reader, LOGS) if one.recognises(source))
 
 
 def read(source: Source) -> tuple[str, Reading]:
@@ -30,6 +36,18 @@ def read(source: Source) -> tuple[str, Reading]:
     if not source.head.strip():
         raise InputError("empty", where=source.where, expected="a record, a dump, a log or counters")
     found = recognise(source)
-    if found is None:
+    if not found:
         raise InputError("no format of evidence recognised", where=source.where, expected="see docs/evidence.md")
-    return found.FORMAT, found.read(source)
+    return ", ".join(one.FORMAT for one in found), together(*(one.read(source) for one in found))
+
+
+def together(*readings: Reading) -> Reading:
+    """What several readers say of one file, each statement once."""
+    if len(readings) == 1:
+        return readings[0]
+    return Reading(
+        ranks=tuple(rank for one in readings for rank in one.ranks),
+        facts=tuple(dict.fromkeys(fact for one in readings for fact in one.facts)),
+        spans=tuple(dict.fromkeys(span for one in readings for span in one.spans)),
+        notes=tuple(dict.fromkeys(note for one in readings for note in one.notes)),
+    )

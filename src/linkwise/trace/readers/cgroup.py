@@ -56,7 +56,7 @@ Read = Callable[[Block, list[tuple[int, str]], Found], None]
 
 
 def _kind(title: str, head: str) -> Read | None:
-    name = title.rstrip("/").rpartition("/")[2].split()[-1] if title.strip() else ""
+    name = (title.rstrip("/").rpartition("/")[2].split() or [""])[-1]
     one = head.strip()
     if re.search(r"^nr_throttled \d", head, re.MULTILINE):
         return _stat

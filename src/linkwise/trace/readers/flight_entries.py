@@ -3,7 +3,8 @@
 - Peers of send and recv are ranks of their group; collective_seq_id and p2p_seq_id count apart: here the calls of a
   group and those of "<group>|p2p".
 - time_discovered_*_ns is when the watchdog looked, up to 100 ms late; no time is null in pickles, 0 in JSON.
-- "retired" without "completed": NCCL: it timed out. gloo, which never completes: it is over, well or not.
+- "retired" without "completed": NCCL: it timed out. gloo, which never completes: it is over, well or not, and marked
+  so by another thread some time after it returned.
 - Ops of a coalesced group never change state: they take that of the entry that ends it. Its collectives are one call,
   as they are one launch.
 """

@@ -33,14 +33,14 @@ DEFAULT: Pair = ("0", "default_pg")
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)|(?<!\d)(\d{1,7})$", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(?:\.(?:gz|json|pickle|pkl|bin|dump))+$", re.IGNORECASE)
-_FIELDS = (b"pg_config", b"profiling_name", b"pg_status")
+_FIELDS = (b"profiling_name", b"pg_status")  # and pg_config, which profiler traces have too
 _COUNTS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
 
 
 def recognises(source: Source) -> bool:
     """A pickle or an object of JSON in whose beginning the recorder's own field names stand."""
     if source.head[:1] == b"\x80":
-        return any(field in source.head for field in _FIELDS)
+        return any(field in source.head for field in (*_FIELDS, b"pg_config"))
     head = source.head.lstrip().lower()
     return head[:1] in (b"{", b"[") and any(b'"' + field + b'"' in head for field in _FIELDS)
 

@@ -198,8 +198,8 @@ def _rdma(title: str, rows: list[tuple[int, str]], found: Found) -> None:
         for key, value in pairwise(words):
             if key in {"state", "physical_state"}:
                 _port(found, line, key.replace("physical", "phys"), value, device)
-            elif value.isdecimal() and not key.isdecimal() and len(value) <= 20 and key not in {"lid", "sm_lid", "lmc"}:
-                _counter(found, line, key[:80], int(value), device)
+            elif re.fullmatch(r"\d{1,20}", value) and re.fullmatch(r"[a-z]\w{2,79}", key) and not key.endswith("lid"):
+                _counter(found, line, key, int(value), device)
 
 
 def _ethtool(title: str, rows: list[tuple[int, str]], found: Found) -> None:

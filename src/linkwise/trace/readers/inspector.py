@@ -25,6 +25,7 @@ FORMAT = "NCCL Inspector"
 MAX_CALLS = 2_000_000
 MAX_RECORDS = 65_536
 MAX_SERIES = 4096
+MAX_OPS = 64
 P2P = "|p2p"
 _PER_RANK = ("all_gather", "reduce_scatter")  # coll_msg_size_bytes: of one rank's part (inspectorComputeCollBw)
 _FIELDS = ('"coll_perf"', '"p2p_perf"', '"dump_stats"')
@@ -100,6 +101,7 @@ class _Record:
         self.header, self.metadata = header, metadata
         self.calls: list[_Call] = []
         self.points: list[tuple[str, int, float, int]] = []  # op, bytes, busbw in GB/s, Unix ns
+        self.ops: set[str] = set()
         self.lost = 0
 
 
@@ -161,6 +163,9 @@ class _Log:
             if self._count > MAX_CALLS:
                 self._beyond += 1
                 continue
+            record.ops.add(call.op)
+            if len(record.ops) > MAX_OPS:
+                raise InputError("calls of too many names", where=where, expected=f"at most {MAX_OPS} kinds of calls")
             record.calls.append(call)
             if 0 < busbw < 1e6 and len(record.points) < MAX_SERIES:
                 record.points.append((call.op, call.S_bytes, busbw, record.metadata.dump_timestamp_us * 1000))

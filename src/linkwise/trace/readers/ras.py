@@ -125,6 +125,8 @@ class _Communicator:
         self.ranks, self.missing = _list(value, "ranks", where), _list(value, "missing_ranks", where)
         self.who: dict[int, _Identity] = {}
         for one in (*self.ranks, *self.missing):
+            if "rank" not in one:
+                raise InputError("a rank without its number", where=where, expected="field rank")
             rank = _number(one, "rank", where, 0, 2**20)
             pid = _number(one, "pid", where, -1, 2**40)
             if rank >= max(1, self.size):

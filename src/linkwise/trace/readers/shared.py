@@ -80,7 +80,7 @@ def reading(source: Source, facts: Facts) -> Reading:
         return found.reading()
     skipped, taken_ns = 0, 0
     for cut in _blocks(source):
-        if cut.title.split()[0] == "date":
+        if cut.title.split()[:1] == ["date"]:
             taken_ns = _date_ns(cut) or taken_ns
             continue
         block = found.block = cut._replace(unix_ns=taken_ns or own_ns, own_date=not taken_ns)
@@ -215,7 +215,7 @@ class Found:
         """
         pairs = tuple((key, word(value)) for key, value in (labels or {}).items() if value)
         fields.setdefault("host", self.host)
-        fields["device"] = clipped(printable(fields.get("device", "")), 100)
+        name, fields["device"] = clipped(printable(name), 100), clipped(printable(fields.get("device", "")), 100)
         if "unix_ns" not in fields and self.block and kind in {"counter", "gauge", "device", "network"}:
             fields["unix_ns"] = self.block.unix_ns
             pairs += (("time", "mtime"),) if self.block.own_date and self.block.unix_ns else ()
