@@ -150,3 +150,19 @@ def test_a_log_of_several_writers_is_read_by_each(tmp_path: Path) -> None:
     assert found.unusable == ()
     kinds = {(fact.kind, fact.name) for fact in found.facts}
     assert {("transport", "shm"), ("gauge", "serve.waiting")} <= kinds
+
+
+def test_a_file_that_breaks_the_limits_is_unusable_and_the_rest_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A dict key of tuples, each holding the one before twice: hashing it takes 2**60 turns.
+    tuples = b")q\x00" + b"0h\x00h\x00\x86q\x00" * 60
+    fields = b"X\x07\x00\x00\x00version" + b"K\x02s" + b"X\x09\x00\x00\x00pg_config" + b"}s"
+    (tmp_path / "_dump_1").write_bytes(b"\x80\x02}" + fields + tuples + b"K\x01s.")
+    good = {"version": "2.9", "pg_config": {}, "pg_status": {}, "entries": []}
+    for rank in (0, 2, 3):
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps({**good, "pad": [f"{n:0>100}" for n in range(9000)]}))
+    monkeypatch.setattr("linkwise.trace.gather.FILE_CPU_S", 3)  # processes are forked and keep it
+    found = gather([tmp_path])
+    assert [(one.path, "processor time" in one.reason) for one in found.unusable] == [("_dump_1", True)]
+    assert sorted(rank.head.rank for rank in found.trace.ranks) == [0, 2, 3]

@@ -97,11 +97,12 @@ def columns(
         raise InputError(f"a number of a call: {error}", expected="whole numbers of 64 bits") from None
     words: dict[str, Any] = {}
     for name, texts in {"group": group, "op": op, "role": role, "dtype": dtype}.items():
-        known: dict[str, int] = {}
         if texts is None:
             words[f"{name}s"], words[name] = ("",), np.zeros(count, np.int32)
         else:
-            words[name] = np.fromiter((known.setdefault(text, len(known)) for text in texts), np.int32)
+            texts = list(texts)
+            known = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+            words[name] = np.fromiter(map(known.__getitem__, texts), np.int32, len(texts))
             words[f"{name}s"] = tuple(known)
     found = Calls(**numbers, **words, state=states)
     if any(len(getattr(found, name)) != count for name in (*_NUMBERS, *_WORDS, "state")):

@@ -346,7 +346,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=4000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_value_anywhere(tmp_path: Path, data: st.DataObject) -> None:
     value = json.loads(json.dumps(WHOLE))
@@ -374,7 +374,7 @@ def _finite(value: Any) -> bool:
     return True
 
 
-@settings(max_examples=4000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_changed_bytes(tmp_path: Path, data: st.DataObject) -> None:
     for whole in (torch_pickle.dumps(WHOLE), json.dumps(WHOLE).encode()):

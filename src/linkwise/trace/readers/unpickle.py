@@ -1,8 +1,9 @@
 """Pickles of strangers: plain containers and scalars, bounded in memory and time, or an InputError.
 
-Two roads. A pickle that consists of what PyTorch's own pickler writes (protocol 2: dicts, lists, strings, numbers,
-pairs of strings) is checked opcode by opcode with one regular expression and then loaded at C speed. Anything else is
-interpreted here, slowly, one opcode at a time.
+Two roads, and no name is ever looked up on either. In a process whose memory and processor time the system bounds
+(`trace.limits`), a pickle is loaded at C speed: what it costs beyond that ends the process, not the reading of the
+rest. Elsewhere only what PyTorch's own pickler writes (protocol 2: dicts, lists, strings, numbers, pairs of strings),
+checked opcode by opcode with one regular expression; anything else is interpreted here, slowly, one opcode at a time.
 
 What the check is for, beside code that a pickle would run: CPython's unpickler makes room for a memo of any index a
 pickle names (4 bytes can ask for 64 GB), and a dict key of nested tuples is hashed through all of them, which for
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 from linkwise.core.errors import InputError
 from linkwise.trace.facts import quoted
+from linkwise.trace.limits import limited
 
 MAX_PICKLE_BYTES = 32 * 2**20
 MAX_INTERPRETED_BYTES = 8 * 2**20  # some 2 us an opcode
@@ -65,7 +67,8 @@ def loads(data: bytes, *, where: str) -> Any:
     if sum(map(data.count, (b"}", b"]"))) > len(data) // 4 + 1024:
         raise InputError("a pickle of nearly nothing but empty containers", where=where, expected=EXPECTED)
     try:
-        return _Plain(_buffered(data)).load() if is_torch_like(data) else _interpreted(data, where)
+        plain = limited() or is_torch_like(data)
+        return _Plain(_buffered(data)).load() if plain else _interpreted(data, where)
     except _ERRORS as error:
         raise InputError(f"not a usable pickle ({type(error).__name__})", where=where, expected=EXPECTED) from None
 
