@@ -100,9 +100,9 @@ def columns(
         if texts is None:
             words[f"{name}s"], words[name] = ("",), np.zeros(count, np.int32)
         else:
-            texts = list(texts)
-            known = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-            words[name] = np.fromiter(map(known.__getitem__, texts), np.int32, len(texts))
+            rows = list(texts)
+            known = {text: place for place, text in enumerate(dict.fromkeys(rows))}
+            words[name] = np.fromiter(map(known.__getitem__, rows), np.int32, len(rows))
             words[f"{name}s"] = tuple(known)
     found = Calls(**numbers, **words, state=states)
     if any(len(getattr(found, name)) != count for name in (*_NUMBERS, *_WORDS, "state")):

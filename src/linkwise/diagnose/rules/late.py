@@ -17,13 +17,15 @@ from linkwise.diagnose.timing import Timing
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
 
-# A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long as
-# its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
+# A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long
+# as its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
 SHARE, RATIO, CALLS = 0.10, 2.5, 3
 LEADER = 1 / 3  # of what the worst rank is charged with: a rank with less lost a few calls from its record
 STAGE_RATIO = 3.0  # own time a layer, against other stages: they differ in embedding and head, ranks of a stage do not
+USUAL = 0.25  # of a stage's steps are no longer than its usual one: what else the machine does only adds to some
 UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets the pace
 PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
+SHARED = 0.5  # of the record lost to others on the same cores, without a quota: less is a busy machine, no rank's fault
 ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
 PAUSE_NS = 1_000_000_000  # one stop this long is a stop, not a slow call
 DELAY = "cpu.run_delay_ns"
@@ -43,7 +45,9 @@ def find(case: Case) -> Iterator[Finding]:
         yield stage
         return
     for who in late:
-        yield _finding(case, t, who)
+        found = _finding(case, t, who)
+        if found.cause != "contention" or _refused(case, who) or t.own_ns[who] >= SHARED * t.elapsed_ns:
+            yield found
     if not late:
         yield from _slow_stage_rank(case)
         yield from _paused(case, t)
@@ -51,9 +55,10 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _peers(case: Case, who: int) -> list[int]:
-    """Records a rank's own time is held against: those of its unit and pipeline stage, else of its unit."""
+    """Records a rank's own time is held against: those of its pool and pipeline stage, else of its pool."""
     head = case.joined.ranks[who].head
-    unit = [place for place, one in enumerate(case.joined.ranks) if one.head.unit == head.unit and place != who]
+    own = head.unit, head.pool
+    unit = [n for n, one in enumerate(case.joined.ranks) if (one.head.unit, one.head.pool) == own and n != who]
     same = [place for place in unit if case.joined.ranks[place].head.shard.get("pp") == head.shard.get("pp")]
     return same or unit
 
@@ -90,7 +95,7 @@ def _beyond_clocks(case: Case, t: Timing, who: int) -> bool:
 
 
 class _Stage(NamedTuple):
-    """A pipeline stage of a unit. own_ns: of one step, the middle of its steps, of its busiest record; per_layer_ns."""
+    """A pipeline stage of a unit. own_ns: of its usual step, of its busiest record; per_layer_ns."""
 
     places: list[int]
     layers: int
@@ -110,7 +115,7 @@ def _stages(case: Case) -> list[_Stage]:
         times = [own_times(case.joined.ranks[place]).own_ns for place in places]
         if min(len(one) for one in times) < LEAST:
             continue
-        own = max(float(np.median(one)) for one in times)
+        own = max(float(np.quantile(one, USUAL)) for one in times)
         layers = _layers(case, places[0])
         stages.append(_Stage(places, layers, own, own / max(1, layers), min(len(one) for one in times)))
     return stages
@@ -142,7 +147,7 @@ def _stage(case: Case, t: Timing, late: list[int]) -> Finding | None:
         waited_s=(slow.own_ns - own) * slow.steps / 1e9,
         evidence=(
             f"it has {slow.layers} layers, the others {layers:g}",
-            f"its own time is {slow.own_ns / 1e6:.3g} ms a step (median), the others' {own / 1e6:.3g} ms",
+            f"its own time is {slow.own_ns / 1e6:.3g} ms a step, the others' {own / 1e6:.3g} ms",
             f"a layer takes {slow.per_layer_ns / 1e6:.3g} ms there and {own / max(1.0, layers) / 1e6:.3g} ms elsewhere",
         ),
         next="linkwise plan, or --layers, with other layer counts per stage; embedding and head count as layers",
@@ -173,7 +178,7 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
             waited_s=behind / 1e9,
             evidence=(
                 f"a layer takes {one.per_layer_ns / 1e6:.3g} ms there and {usual / 1e6:.3g} ms elsewhere",
-                f"its own time is {one.own_ns / 1e6:.3g} ms a step (median of {one.steps})",
+                f"its own time is {one.own_ns / 1e6:.3g} ms a step (lower quarter of {one.steps})",
                 *evidence[:5],
             ),
             next=_NEXT[cause].format(
@@ -254,6 +259,11 @@ def _cause(case: Case, t: Timing | None, who: int, late_ns: float) -> tuple[Caus
     if device > host:
         return "device", [f"entered {host / 1e6:.3g} ms later than its peers, its device {device / 1e6:.3g} ms later"]
     return "host", []
+
+
+def _refused(case: Case, who: int) -> bool:
+    """Whether a quota stopped a rank while somebody looked."""
+    return any(_of(case, fact, who) and fact.name != DELAY for fact, _ in _taken(case))
 
 
 def _of(case: Case, fact: Fact, who: int) -> bool:

@@ -38,7 +38,15 @@ def read(source: Source) -> tuple[str, Reading]:
     found = recognise(source)
     if not found:
         raise InputError("no format of evidence recognised", where=source.where, expected="see docs/evidence.md")
-    return ", ".join(one.FORMAT for one in found), together(*(one.read(source) for one in found))
+    readings, refused = {}, []
+    for one in found:
+        try:
+            readings[one.FORMAT] = one.read(source)
+        except InputError as error:
+            refused.append(error)
+    if not readings:
+        raise refused[0]
+    return ", ".join(readings), together(*readings.values())
 
 
 def together(*readings: Reading) -> Reading:

@@ -19,7 +19,6 @@ from linkwise.trace.readers.watchdog import Watchdog
 
 FORMAT = "NCCL log"
 MAX_FACTS = 50_000
-SHARE = 0.1  # of the lines of a log's beginning: fewer are guests in the log of something else
 
 _OURS = re.compile(r" NCCL (?:INFO|WARN|TRACE) |Watchdog caught collective|last enqueued (?:NCCL )?work: ")
 _IB_NICS = re.compile(r"\[\d{1,3}\](\w{1,60}:\d{1,3})/(\w{1,20})")
@@ -44,11 +43,8 @@ class _Told(NamedTuple):
 
 
 def recognises(source: Source) -> bool:
-    """Lines of NCCL or of PyTorch's watchdog, and not a few of them in the log of something else."""
-    if _OURS.search(source.text) is None:
-        return False
-    rows = [line for line in source.text.splitlines() if line.strip()]
-    return sum(1 for line in rows if _OURS.search(line[: lines.MAX_LINE])) >= SHARE * len(rows)
+    """A line of NCCL or of PyTorch's watchdog, in whatever log."""
+    return any(_OURS.search(line[: lines.MAX_LINE]) for line in source.text.splitlines())
 
 
 def read(source: Source) -> Reading:
