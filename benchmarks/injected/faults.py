@@ -134,8 +134,8 @@ def hot(folder: Path, number: int, chance: random.Random) -> Done:
 
 def fat(folder: Path, number: int, chance: random.Random) -> Done:
     rank = chance.randrange(2)
-    more = chance.choice((6, 7))
-    layers = (more, 8 - more) if rank == 0 else (8 - more, more)
+    more = chance.choice((12, 13))
+    layers = (more, 16 - more) if rank == 0 else (16 - more, more)
     trial = serve.Trial(model(folder, "deep"), PP, layers=layers, seed=number, requests=4 + number % 4)
     return _served(f"pp2, layers {layers[0]}+{layers[1]}", _asked("stage_imbalance", rank=rank), trial)
 
@@ -152,8 +152,8 @@ def small(folder: Path, number: int, chance: random.Random) -> Done:
     prefill, decode = ((Layout(), Layout()), (Layout(), TP))[number % 2]
     ranks = tuple(range(prefill.size, prefill.size + decode.size))
     trial = serve.Trial(
-        _weights(folder, decode), decode, prefill=prefill, kv_tokens=chance.choice((224, 256, 288)), requests=12,
-        tokens=chance.randrange(80, 120), seed=number,
+        _weights(folder, decode), decode, prefill=prefill, kv_tokens=chance.choice((224, 256, 288)), requests=20,
+        prompt=40, tokens=chance.randrange(80, 120), seed=number,
     )  # fmt: skip
     asked = Asked(frozenset({"decode_starved", "handoff_allocation"}), ranks)
     return _served(f"1 > {decode.size}", asked, trial)

@@ -18,7 +18,7 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
 from linkwise.core.schema import encode_json
 
-TOKENS, BLOCK, STEPS = 512, 16, 8
+TOKENS, BLOCK, STEPS, VOCAB = 512, 16, 8, 128
 FAST = 125e6  # bytes/s of what is no NIC or switch: what two cores can move
 
 
@@ -31,7 +31,7 @@ class Site(NamedTuple):
     series: tuple[frozenset[str], ...]
 
 
-_FOUR = "nodes: {0}\ndevices_per_node: {1}\nisland_size: 1\nnics: {{count: 1, Gbps: 0.4}}\nfabric: {{kind: fat-tree}}\n"
+_FOUR = "nodes: {0}\ndevices_per_node: {1}\nisland_size: 1\nnics: {{count: 1, Gbps: 0.2}}\nfabric: {{kind: fat-tree}}\n"
 
 
 def _own(node: int) -> frozenset[str]:
@@ -148,7 +148,7 @@ def rank_main(folder: str, words: str, trace: str, count: str) -> int:
 
 def _step(number: int, row: Any, step: Any, sampling: Any) -> Any:
     blocks = tuple(range(1, TOKENS // BLOCK + 1))
-    return step(number, ((row(number, 0, tuple(i % 500 for i in range(TOKENS)), True, sampling(), blocks),),))
+    return step(number, ((row(number, 0, tuple(i % VOCAB for i in range(TOKENS)), True, sampling(), blocks),),))
 
 
 if __name__ == "__main__":

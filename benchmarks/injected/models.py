@@ -15,18 +15,8 @@ _EXPERTS = {
 }  # fmt: skip
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("LlamaConfig", {}),
-    "deep": ("LlamaConfig", {"num_hidden_layers": 8, "hidden_size": 256, "intermediate_size": 1024}),
-    "wide": (
-        "LlamaConfig",
-        {
-            "num_hidden_layers": 6,
-            "hidden_size": 512,
-            "intermediate_size": 512,
-            "vocab_size": 512,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-        },
-    ),
+    "deep": ("LlamaConfig", {"num_hidden_layers": 16, "hidden_size": 128, "intermediate_size": 256}),
+    "wide": ("LlamaConfig", {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 256}),
     "experts": ("DeepseekV3Config", _EXPERTS),
 }
 HOT_BIAS = 10.0  # sigmoid scores are below 1: an expert with this is chosen by every token

@@ -103,12 +103,13 @@ def _serve(trial: Trial, folder: Path) -> tuple[float, str, float]:
         if state in {"ready", "failed"}:
             up.set()
 
+    held = contextlib.ExitStack()
     unit.start(watch)
     try:
         if not up.wait(UP_S) or unit.state != "ready":
             raise RuntimeError(f"the unit did not come up: {fault}")
         began = time.monotonic()
-        with _noise(trial.noise), contextlib.ExitStack() as held:
+        with _noise(trial.noise):
             sinks = _submit(unit, trial)
             struck = _strike(unit, trial, held)
             for sink in sinks:
@@ -117,6 +118,7 @@ def _serve(trial: Trial, folder: Path) -> tuple[float, str, float]:
         served = time.monotonic() - began
     finally:
         unit.stop()
+        held.close()
     return struck, fault, served
 
 

@@ -3,12 +3,13 @@
 Started by torchrun or srun, this process is one rank, and on rank 0 the driver as well; else it starts the ranks here.
 """
 
+import contextlib
 import os
 import queue
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -16,7 +17,6 @@ import typer
 from linkwise import cli_base, streams
 from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.layout import parse_layout
-from linkwise.core.printable import printable
 from linkwise.core.units import parse_time
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _OUTPUT = "Output"
 MAX_TEMPERATURE = 1e6
+MAX_TOKENS = 128  # of an answer, unless the user says
 
 
 class Answer(NamedTuple):
@@ -49,7 +50,9 @@ def run(
     prefill: Annotated[
         str, typer.Option(help="layout of a group of its own that computes prompts", metavar="DEGREES")
     ] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, max=1 << 31, help="longest answer")] = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=1 << 31, help="longest answer; left out: 128, or what there is room for")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 0.0,
     top_p: Annotated[float, typer.Option(help="above 0, up to 1: draw from the smallest set of this mass")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="the same seed draws the same tokens")] = 0,
@@ -58,7 +61,15 @@ def run(
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; left out: the weights' own")] = "",
     timeout: Annotated[str, typer.Option(help="a rank that does not come back is named within this")] = "30s",
+    start_timeout: Annotated[str, typer.Option(help="ranks that are not ready by then are named")] = "5min",
     backend: Annotated[str, typer.Option(help="nccl or gloo; left out: nccl where there are GPUs")] = "",
+    layers: Annotated[
+        str, typer.Option(help="of each pipeline stage, such as 6,2; left out: as even as can be", metavar="COUNTS")
+    ] = "",
+    microbatches: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="steps under way at once; left out: the plan's, or one a stage"),
+    ] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="the prompt as a user's message; left out: where there is a "
                                   "chat template")
@@ -67,6 +78,9 @@ def run(
         bool, typer.Option("--check", help="compare every call with the plan's ops; exit code 1: they differ")
     ] = False,
     trace: Annotated[str, typer.Option(help="folder for the ranks' traces", metavar="DIR")] = "",
+    strict_map: Annotated[
+        bool, typer.Option("--strict-map", help="ranks that are not where the plan puts them do not run")
+    ] = False,
     *,
     json: Annotated[
         bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=_OUTPUT)
@@ -74,28 +88,36 @@ def run(
 ) -> int:  # fmt: skip
     """Run a prompt through the ranks of a plan, on this machine or where torchrun or srun started them."""
     from linkwise.dist.launch import from_environment
-    from linkwise.runtime.asked import settle
+    from linkwise.runtime.asked import parse_layers, settle
 
     _given(plan, weights, prompt, layout)
     _drawable(temperature, top_p)
+    if strict_map and not plan:
+        raise InputError("no plan says where ranks belong", where="--strict-map", expected="a plan")
     start = from_environment(os.environ)
-    asked = settle(
-        weights,
-        plan=_plan(plan) if plan else None,
-        layout=parse_layout(layout) if layout else None,
-        prefill=parse_layout(prefill, "--prefill") if prefill else None,
-        dtype=dtype,
-        kv_tokens=kv_tokens,
-        timeout_s=parse_time(timeout, where="--timeout"),
-        backend=backend,
-        here=_here(os.environ) if start is not None else 0,
-        observe=check,
-        trace=trace,
-    )
-    if start is not None and start.world != asked.spec.ranks:
-        raise InputError(
-            f"{start.world} ranks, started by {start.by}", where="layout", expected=f"{asked.spec.ranks} ranks"
+    with _named(start):
+        asked = settle(
+            weights,
+            plan=_plan(plan) if plan else None,
+            layout=parse_layout(layout) if layout else None,
+            prefill=parse_layout(prefill, "--prefill") if prefill else None,
+            dtype=dtype,
+            kv_tokens=kv_tokens,
+            timeout_s=parse_time(timeout, where="--timeout"),
+            start_s=parse_time(start_timeout, where="--start-timeout"),
+            layers=parse_layers(layers) if layers else (),
+            microbatches=microbatches,
+            backend=backend,
+            here=_here(os.environ) if start is not None else 0,
+            observe=check,
+            trace=trace,
         )
+        if start is not None and start.world != asked.spec.ranks:
+            if start.rank:  # all ranks find the same: one says it
+                return InputError.exit_code
+            raise InputError(
+                f"{start.world} ranks, started by {start.by}", where="layout", expected=f"{asked.spec.ranks} ranks"
+            )
     if start is None:
         from linkwise.runtime.driver import LocalUnit
 
@@ -104,10 +126,24 @@ def run(
         from linkwise.runtime import hosted
 
         if start.rank:
-            return hosted.follow(start, asked.spec.timeout_s)
+            return hosted.follow(start, asked.spec.timeout_s, streams.say)
         unit = hosted.lead(start, asked.spec)
     sampling = (temperature, top_p, seed)
-    return _driven(unit, asked, prompt, chat, max_tokens, sampling, check=check, json=json, start=start)
+    return _driven(
+        unit, asked, prompt, chat, max_tokens, sampling, check=check, json=json, start=start, strict_map=strict_map
+    )
+
+
+@contextlib.contextmanager
+def _named(start: "Start | None") -> Iterator[None]:
+    """Bad input is told with the rank that found it, where a launcher started several."""
+    try:
+        yield
+    except InputError as error:
+        if start is None:
+            raise
+        where = f"rank {start.rank}" + (f": {error.where}" if error.where else "")
+        raise InputError(error.message, where=where, expected=error.expected, hint=error.hint) from None
 
 
 def _given(plan: str, weights: str, prompt: str, layout: str) -> None:
@@ -149,13 +185,15 @@ def _driven(
     asked: "Asked",
     prompt: str,
     chat: bool | None,
-    max_tokens: int,
+    max_tokens: int | None,
     sampling: tuple[float, float, int],
     *,
     check: bool,
     json: bool,
     start: "Start | None",
+    strict_map: bool,
 ) -> int:
+    from linkwise.runtime.checked import compared
     from linkwise.runtime.text import open_text
     from linkwise.supervise.types import Fault, Job, Sampling, State
 
@@ -168,12 +206,14 @@ def _driven(
         for note in asked.notes:
             streams.say(f"note: {note}")
         ids = _ids(text, prompt, chat)
+        most = _longest(unit, asked, len(ids), max_tokens)
         stops = text.stop_ids | frozenset(unit.arch.eos)
-        job = Job("run", tuple(ids), max_tokens, Sampling(*sampling), stops, trace="0" * 16)
+        job = Job("run", tuple(ids), most, Sampling(*sampling), stops, trace="0" * 16)
         _await_ready(unit, states)
+        _compare_places(unit, asked, strict=strict_map)
         ready_s = time.monotonic() - began
         answer = _answered(unit, job, text, stream=not json)
-        found = _compared(unit, asked) if check else None
+        found = compared(unit, asked) if check else None
         steps = sum(one.step is not None for one in unit.observed)
         facts = unit.facts
     except LinkwiseError:
@@ -211,6 +251,40 @@ def _ids(text: "Text", prompt: str, chat: bool | None) -> list[int]:
     if chat or (chat is None and text.has_template):
         return text.chat([{"role": "user", "content": prompt}])
     return text.encode(prompt)
+
+
+def _longest(unit: "LocalUnit", asked: "Asked", prompt: int, wanted: int | None) -> int:
+    """New tokens that the answer may have. InputError for more than there is room for behind the prompt."""
+    room = unit.max_tokens - prompt
+    if wanted is not None and wanted > room > 0:
+        raise InputError(
+            f"{prompt:,} prompt tokens and {wanted:,} new ones",
+            where="--max-tokens",
+            expected=f"at most {room:,}: the model and KV for {asked.spec.kv_tokens:,} tokens take {unit.max_tokens:,}",
+        )
+    return min(wanted or MAX_TOKENS, max(1, room))  # a prompt without any room is refused by the unit
+
+
+def _compare_places(unit: "LocalUnit", asked: "Asked", *, strict: bool) -> None:
+    """Say where the ranks are, and what of it is not as planned. strict: InputError for the latter."""
+    from linkwise.runtime.places import found, planned
+    from linkwise.supervise.rank_map import differences, shown
+
+    where = found(unit.facts)
+    for line in shown(where):
+        streams.say(line)
+    plan = asked.plan
+    if plan is None or asked.spec.prefill is not None:
+        if strict:
+            raise InputError(
+                "no plan says where these ranks belong", where="--strict-map", expected="a plan of them all"
+            )
+        return
+    said = differences(planned(plan, 0), where, plan.cluster.accelerator.name)
+    if said and strict:
+        raise InputError("; ".join(said)[:1000], where="--strict-map", expected="ranks where the plan has them")
+    for line in said:
+        streams.say(f"note: {line}")
 
 
 def _await_ready(unit: "LocalUnit", states: Any) -> None:
@@ -254,45 +328,7 @@ def _answered(unit: "LocalUnit", job: Any, text: "Text", *, stream: bool) -> Ans
 
 
 def _show(part: str) -> None:
-    sys.stdout.write(printable(part, keep="\n\t"))
-    sys.stdout.flush()
-
-
-def _compared(unit: "LocalUnit", asked: "Asked") -> "tuple[Comparison, Sequence[Memory]]":
-    """Every step's calls, and the memory of every rank, against the plan's."""
-    from linkwise.runtime.asked import kv_blocks
-    from linkwise.runtime.check import combined, compare, expected, expected_handoff, memory_check
-
-    spec, model, engine = asked.spec, asked.model, asked.engine
-    groups = [(0, spec.layout)] if spec.prefill is None else [(0, spec.prefill), (spec.prefill.size, spec.layout)]
-    layouts = dict(groups)
-    parts = []
-    for one in unit.observed:
-        if one.step is not None:
-            layout = layouts[one.first]
-            planned = {
-                one.first + rank: expected(model, layout, engine, one.step, rank, layers=spec.layers, first=one.first)
-                for rank in range(layout.size)
-            }
-        else:
-            assert one.move is not None and spec.prefill is not None  # noqa: S101 - it is one of the two
-            planned = {
-                rank: expected_handoff(
-                    model, spec.prefill, spec.layout, engine, one.move.tokens, spec.block_tokens, rank
-                )
-                for rank in range(spec.ranks)
-            }
-        parts.append(compare(one.seen, planned))
-    memory: list[Memory] = []
-    for first, layout in groups:
-        facts = unit.facts[first : first + layout.size]
-        found = memory_check(
-            model, layout, engine, weight_bytes=[fact.weight_bytes for fact in facts],
-            kv_bytes=[fact.kv_bytes for fact in facts], kv_blocks=kv_blocks(spec, layout),
-            block_tokens=spec.block_tokens, layers=spec.layers,
-        )  # fmt: skip
-        memory += [one._replace(rank=first + one.rank) for one in found]
-    return combined(parts), memory
+    streams.write_now(part, end="", keep="\n\t")
 
 
 def _equal(calls: "Comparison", memory: "Sequence[Memory]") -> bool:

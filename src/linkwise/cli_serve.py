@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from linkwise.runtime.serve.units import Wanted
 
 _Words = ParamSpec("_Words")
+START_MORE_S = 30.0  # the group names its late ranks itself; this is for one that does not
 _SERVE, _GROUP, _FAULT, _LIMIT = "Address", "Group", "Lost ranks", "Limits"
 
 
@@ -75,6 +76,23 @@ def serve(
     max_batched_tokens: Annotated[
         int | None, typer.Option(min=1, max=1 << 31, help="most tokens of one step", rich_help_panel=_GROUP)
     ] = None,
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="of each pipeline stage, such as 6,2; left out: as even as can be",
+            rich_help_panel=_GROUP,
+            metavar="COUNTS",
+        ),
+    ] = "",
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="steps under way at once; left out: the plan's, or one a stage",
+            rich_help_panel=_GROUP,
+        ),
+    ] = None,
     backend: Annotated[
         str, typer.Option(help="nccl or gloo; left out: nccl where there are GPUs", rich_help_panel=_GROUP)
     ] = "",
@@ -111,6 +129,10 @@ def serve(
             help="a rank that does not come back is named within this", rich_help_panel=_FAULT, metavar="TIME"
         ),
     ] = "30s",
+    start_timeout: Annotated[
+        str,
+        typer.Option(help="ranks that are not ready by then are named", rich_help_panel=_FAULT, metavar="TIME"),
+    ] = "5min",
     wait: Annotated[
         str,
         typer.Option(help="how long a request waits for a group to come up", rich_help_panel=_FAULT, metavar="TIME"),
@@ -134,7 +156,8 @@ def serve(
     from linkwise import api
 
     _needs()
-    from linkwise.runtime.asked import settle
+    _alone(os.environ)
+    from linkwise.runtime.asked import parse_layers, settle
     from linkwise.runtime.serve import units
     from linkwise.runtime.serve.app import Service
     from linkwise.runtime.serve.limits import Limits
@@ -154,12 +177,14 @@ def serve(
     check_host(host, key, no_key=no_key)
     what = units.wanted(api.load(plan) if plan else None, layout=layout, prefill=prefill, replicas=replicas)
     bound = parse_time(timeout, where="--timeout")
+    start_s = parse_time(start_timeout, where="--start-timeout")
     rules = Rules(
         on_fault=on_fault,  # type: ignore[arg-type]
         retries=retries,
         wait_s=parse_time(wait, where="--wait"),
         max_waiting=max_waiting,
         silent_s=max(60.0, 3 * bound),
+        start_s=start_s + START_MORE_S,
     )
     limits = Limits(
         body_bytes=parse_bytes(max_body, where="--max-body"),
@@ -177,6 +202,9 @@ def serve(
         dtype=dtype,
         kv_tokens=kv_tokens,
         timeout_s=bound,
+        start_s=start_s,
+        layers=parse_layers(layers) if layers else (),
+        microbatches=microbatches,
         backend=backend,
         units=what.replicas,
         trace=trace,
@@ -194,7 +222,21 @@ def serve(
             supervisor, text, called, metrics, Spans(spans, called), limits, key, int(time.time()), trace_key,
             asked.model.vocab,
         )  # fmt: skip
-        return run(service, listener, streams.say, drain_s=parse_time(drain, where="--drain"))
+        ranks = what.replicas * asked.spec.ranks
+        return run(service, listener, streams.say, drain_s=parse_time(drain, where="--drain"), ranks=ranks)
+
+
+def _alone(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes: they would be as many servers."""
+    from linkwise.dist.launch import from_environment
+
+    start = from_environment(environ)
+    if start is not None and start.world > 1:
+        raise InputError(
+            f"rank {start.rank} of {start.world}, started by {start.by}",
+            where="linkwise serve",
+            expected="one process: it starts its ranks itself (`linkwise run` is one rank of several)",
+        )
 
 
 def _needs() -> None:

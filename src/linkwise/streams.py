@@ -22,10 +22,25 @@ def held_output() -> Iterator[None]:
     if stream is not None and stream.isatty():
         yield
         return
-    with redirect_stdout(io.StringIO()) as held:
+    with redirect_stdout(_Held(stream)) as held:
         yield
     if held.getvalue():
         _deliver(stream, held.getvalue())
+
+
+class _Held(io.StringIO):
+    """What is printed, until it is clear that it stands. goes_to: standard output itself."""
+
+    def __init__(self, goes_to: TextIO | None) -> None:
+        super().__init__()
+        self.goes_to = goes_to
+
+    def taken(self) -> str:
+        """All of it, which is then no longer held."""
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return text
 
 
 def write(text: str) -> None:
@@ -36,10 +51,15 @@ def write(text: str) -> None:
     _deliver(sys.stdout, text if text.endswith("\n") else text + "\n")
 
 
-def write_now(text: str) -> None:
-    """Text to standard output at once, also inside `held_output`: for a command that goes on. Control characters of
-    what others wrote become visible. Raises OutputError as `write` does."""
-    _deliver(sys.__stdout__, printable(text, keep="\n") + "\n")
+def write_now(text: str, *, end: str = "\n", keep: str = "\n") -> None:
+    """Text to standard output at once, also inside `held_output`: for a command that goes on, and after what it has
+    printed before. Control characters of what others wrote, but those in `keep`, become visible. Raises OutputError as
+    `write` does."""
+    now, shown = sys.stdout, printable(text, keep=keep) + end
+    if isinstance(now, _Held):
+        _deliver(now.goes_to, now.taken() + shown)
+    else:
+        _deliver(now, shown)
 
 
 def _deliver(stream: TextIO | None, text: str) -> None:

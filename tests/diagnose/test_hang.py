@@ -86,7 +86,7 @@ def test_a_device_behind_what_its_peers_completed():
     # Rank 1 enqueued as much as the others; its device completed call 2 where theirs completed 5.
     base = evidence({rank: calls(7, open_last=True) for rank in range(4)}, FOUR, world=4, transport="nccl")
     ranks = [
-        msgspec.structs.replace(one, marks=(Mark("tp", 6, -1, 2 if one.head.rank == 1 else 5),))
+        msgspec.structs.replace(one, marks=(Mark("tp", 6, -1, 2 if one.head.rank == 1 else 5),), only_open=True)
         for one in base.trace.ranks
     ]
     found = diagnose(Evidence(trace=msgspec.structs.replace(base.trace, ranks=tuple(ranks))))
@@ -97,3 +97,42 @@ def test_a_device_behind_what_its_peers_completed():
 def test_nothing_open_is_no_hang():
     rows = {rank: calls(6 - (rank == 2)) for rank in range(4)}
     assert diagnose(evidence(rows, FOUR, world=4)).findings == ()
+
+
+def test_dumps_taken_a_moment_apart_blame_nobody():
+    # Rank 1's dump is 20 ms older: it has two calls less behind it, and ends before its peers completed them.
+    rows = {rank: calls(9, open_last=True) for rank in (0, 2, 3)} | {1: calls(7, open_last=True)}
+    base = evidence(rows, FOUR, world=4, transport="nccl")
+    ranks = [
+        msgspec.structs.replace(one, marks=(Mark("tp", *((6, -1, 5) if one.head.rank == 1 else (8, -1, 7))),))
+        for one in base.trace.ranks
+    ]
+    found = diagnose(Evidence(trace=msgspec.structs.replace(base.trace, ranks=tuple(ranks))))
+    assert [one.original_fault.ranks for one in found.findings if one.decided] == []
+
+
+def test_one_ahead_of_everybody_is_not_everybody_stopped():
+    # Rank 2 made a call that nobody else made: seven ranks do not all stand still.
+    groups = {"tp": tuple(range(8))}
+    rows = {rank: calls(5) for rank in range(8)} | {2: calls(6, open_last=True)}
+    found = diagnose(evidence(rows, groups, world=8))
+    assert named(found) == [("hang", (), False)]
+    assert "rank 2 entered call 5" in found.findings[0].summary
+
+
+def messages(peer, op, count, *, open_last):
+    """Messages of a pipeline's stage, the last one open if asked."""
+    return [row._replace(peer=peer) for row in calls(count, open_last=open_last, op=op, group="pp")]
+
+
+def test_a_hang_in_messages_alone_is_followed_to_who_waits_for_nothing():
+    # Stage 1 sent four of five messages and stopped: stage 2 waits for the fifth, stage 0 for room to send.
+    groups = {"pp": (0, 1, 2)}
+    rows = {
+        0: messages(1, "send", 6, open_last=True),
+        1: [*messages(0, "recv", 5, open_last=False), *messages(2, "send", 4, open_last=False)],
+        2: messages(1, "recv", 5, open_last=True),
+    }
+    assert named(diagnose(evidence(rows, groups, world=3))) == [("stopped_rank", (1,), True)]
+    del rows[1]
+    assert named(diagnose(evidence(rows, groups, world=3))) == [("dead_rank", (1,), True)]

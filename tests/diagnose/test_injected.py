@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from benchmarks.diagnose_faults import first, impossible, missed, table
 from benchmarks.injected.faults import KINDS, LAB, Asked, Done
+
 from linkwise.diagnose.types import Fault, Finding, Findings
 
 SEED = 1

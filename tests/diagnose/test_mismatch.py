@@ -38,9 +38,9 @@ COMMON = USUAL * 3
     [
         (COMMON[:4] + COMMON[5:], "skipped_collective"),
         (COMMON[:5] + COMMON[4:], "repeated_collective"),
-        (COMMON[:4] + (COMMON[5], COMMON[4]) + COMMON[6:], "reordered_collective"),
-        (COMMON[:4] + (("all_reduce", "mlp.out", 4096),), "size_mismatch"),
-        (COMMON[:4] + (("broadcast", "", 64),), "op_mismatch"),
+        ((*COMMON[:4], COMMON[5], COMMON[4], *COMMON[6:]), "reordered_collective"),
+        ((*COMMON[:4], ("all_reduce", "mlp.out", 4096)), "size_mismatch"),
+        ((*COMMON[:4], ("broadcast", "", 64)), "op_mismatch"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 2])

@@ -53,6 +53,16 @@ def test_our_server_starts_ranks_of_one_machine_and_says_what_starts_more():
     assert "torchrun or srun" in engine.node_notes(Layout(tp=8, pp=2), 2)[0]
 
 
+def test_our_server_starts_all_replicas_of_one_node():
+    engine = registry.get("linkwise")
+    assert engine.together(2, Layout(tp=4), 8) == (2, ())
+    count, notes = engine.together(3, Layout(tp=4), 8)  # two on the first node, one on the second
+    assert count == 1
+    assert "one of 3 replicas" in notes[0] and "--replicas N" in notes[0]
+    assert engine.together(1, Layout(tp=16), 8) == (1, ())
+    assert registry.get("vllm").together(2, Layout(tp=4), 8) == (1, ())
+
+
 def test_vllm_on_several_nodes_names_the_headless_ones():
     engine = registry.get("vllm")
     assert "--headless" in " ".join(engine.node_notes(Layout(tp=16), 2))

@@ -136,6 +136,21 @@ def test_given_degrees_and_replicas_are_kept():
     assert (made.layout.tp, made.replicas) == (2, 3)
 
 
+def test_the_command_of_our_server_starts_all_the_plans_replicas():
+    fixed = {"tp": 2, "pp": 1, "cp": 1, "dp_attn": 1}
+    ours, load = registry.get("linkwise"), Workload(targets=Targets())
+    made = plan(model("llama-3.1-8b"), cluster("8xh100-sxm"), ours, Options(), load, fixed=fixed, replicas=3)
+    assert isinstance(made, Plan)
+    assert registry.parse_command(list(made.command)).replicas == 3
+    theirs = make("llama-3.1-8b", "8xh100-sxm", fixed=fixed, replicas=3)
+    assert isinstance(theirs, Plan)
+    assert "--data-parallel-size" not in theirs.command  # one command a replica
+    apart = plan(model("llama-3.1-8b"), cluster("2x4xh100-sxm"), ours, Options(), load, fixed=fixed, replicas=3)
+    assert isinstance(apart, Plan)
+    assert registry.parse_command(list(apart.command)).replicas == 1
+    assert any("one of 3 replicas" in note for note in apart.notes)
+
+
 def test_layouts_fill_parts_of_a_node_or_whole_nodes():
     sizes = {x.size for x in layouts(model("llama-3.1-8b"), cluster("3x4xh100-sxm"), {})}
     assert sizes == {1, 2, 4, 8, 12}

@@ -19,6 +19,8 @@ from linkwise.runtime.control import Begin, Move, RankFacts, Run
 from linkwise.runtime.worker import main
 
 SLEEP, RAISE, LEAVE, LAG = 40, 44, 48, 52  # + the rank: sleep for long, raise, exit, be late in every step
+LONG = 56  # + the rank: compute for half as long again as the time limit, piece by piece
+BUSY = 60  # the same on rank 0 in one piece, with nothing but its processor time to show for it
 CONFIG = {
     "model_type": "llama",
     "vocab_size": VOCAB,
@@ -69,12 +71,12 @@ class FakeRank:
         self.memory = Memory(spec.block_tokens * spec.layout.cp * spec.layout.dcp)
         self.folder = Path(spec.weights) / f"meet-{begin.spec.name}"
         self.folder.mkdir(exist_ok=True)
-        self.calls, self.waiting = 0, ""
+        self.calls, self.pieces, self.waiting = 0, 0, ""
         self.lag = 0.0
         self.facts = RankFacts(rank=rank, pid=__import__("os").getpid(), host="here", machine="m", device="cpu")
 
     def progress(self) -> tuple[int, str]:
-        return self.calls, self.waiting
+        return self.calls + self.pieces, self.waiting
 
     def run(self, message: Run) -> tuple[tuple[tuple[int, int], ...], int, tuple[()]]:
         batch = message.step.batches[self.place["dp_attn"]]
@@ -102,13 +104,21 @@ class FakeRank:
             __import__("os")._exit(3)
         elif token == LAG + self.rank:
             self.lag = 0.05
+        elif token == BUSY and self.rank == 0:
+            end = time.monotonic() + 1.5 * self.spec.timeout_s
+            while time.monotonic() < end:
+                sum(range(1000))
+        elif token == LONG + self.rank:
+            for _ in range(60):
+                time.sleep(self.spec.timeout_s / 40)
+                self.pieces += 1
 
     def _together(self) -> None:
         with (self.folder / str(self.rank)).open("ab") as file:
             file.write(b".")
         self.calls += 1
         self.waiting = "attn.out"
-        deadline = time.monotonic() + self.spec.timeout_s
+        deadline = time.monotonic() + self.spec.call_s
         others = [self.folder / str(rank) for rank in range(self.spec.layout.size)]
         while not all(other.exists() and other.stat().st_size >= self.calls for other in others):
             if time.monotonic() > deadline:

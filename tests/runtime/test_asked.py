@@ -10,14 +10,21 @@ from msgspec.structs import replace as struct_replace
 
 pytest.importorskip("torch")
 
+import torch
+from safetensors.torch import save_file
+
 from linkwise import api
 from linkwise.cli import main
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout, parse_layout
 from linkwise.model.types import Model, Split, replace
 from linkwise.plan.types import Plan
-from linkwise.runtime.asked import KV_TOKENS, kv_blocks, settle
-from linkwise.runtime.check import run_as
+from linkwise.runtime.arch import FAMILIES
+from linkwise.runtime.asked import KV_TOKENS, kv_blocks, parse_layers, settle
+from linkwise.runtime.check import ledger_check, memory_check, run_as
+from linkwise.runtime.driver import LocalUnit
+from linkwise.runtime.folder import check_layers
+from linkwise.runtime.weights.places import places
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 32,
@@ -29,6 +36,7 @@ CONFIG = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors: sizes are of CONFIG
     return tmp_path
 
 
@@ -48,6 +56,19 @@ def test_sizes_are_settled(folder: Path) -> None:
     assert (asked.spec.ranks, asked.spec.kv_tokens, asked.notes) == (4, 100, ())
     assert kv_blocks(asked.spec, asked.spec.layout) == 1 + 4  # 16 entries of two ranks are a block
     assert settle(folder).spec.kv_tokens == KV_TOKENS
+
+
+@pytest.mark.parametrize("data", [None, b"", (9).to_bytes(8, "little") + b"{}"])
+def test_weights_that_are_missing_or_cut_short_are_found_before_any_rank_starts(
+    folder: Path, data: bytes | None
+) -> None:
+    file = folder / "model.safetensors"
+    file.unlink()
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        settle(folder)
+    assert str(folder) in caught.value.where
 
 
 def test_kv_is_capped_by_free_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,3 +233,126 @@ def test_uneven_stages_of_pools_are_refused_by_name(folder: Path) -> None:
         settle(folder, layout=Layout(pp=2), prefill=Layout(pp=2), layers=(1, 3))
     assert error.value.where == "layers"
     assert settle(folder, layout=Layout(pp=2), layers=(1, 3)).spec.layers == (1, 3)
+
+
+def plan_for(folder: Path, on: str, engine: str, **options: Any) -> Plan:
+    """A plan for the folder's config, whose weights are of the sizes it gives."""
+    other = folder / "other"
+    other.mkdir()
+    (other / "config.json").write_bytes((folder / "config.json").read_bytes())
+    found = api.plan(str(other), on=on, engine=engine, isl=100, osl=10, **options)
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.mark.parametrize("counts", [(2, 1), (4, 1), (4,), (5, -1), (4, 0), (1, 1, 2)])
+def test_layers_of_stages_must_be_the_models(folder: Path, counts: tuple[int, ...]) -> None:
+    with pytest.raises(InputError) as error:
+        settle(folder, layout=Layout(pp=2), layers=counts)
+    assert error.value.where == "--layers" and error.value.expected == "2 stages (pp) of at least one layer, 4 in all"
+
+
+def test_layers_are_read() -> None:
+    assert parse_layers("6, 2") == (6, 2)
+    for text in ("6,", "", "6;2", "-1,5", "٢,2", "1e1"):
+        with pytest.raises(InputError, match="--layers"):
+            parse_layers(text)
+
+
+def test_the_plans_microbatches_are_run_unless_the_user_says(folder: Path) -> None:
+    plan = plan_for(folder, "1x2xh100-sxm", "linkwise", pp=2, microbatches=4)
+    assert settle(folder, plan=plan).spec.in_flight == 4
+    assert settle(folder, plan=plan, microbatches=3).spec.in_flight == 3
+    assert settle(folder, layout=Layout(pp=2), microbatches=6).spec.in_flight == 6
+    assert settle(folder, layout=Layout(pp=2)).spec.in_flight == 0
+
+
+def test_a_plan_has_no_uneven_stages_and_that_is_said(folder: Path) -> None:
+    plan = plan_for(folder, "1x2xh100-sxm", "linkwise", pp=2)
+    asked = settle(folder, plan=plan, layers=(3, 1))
+    assert asked.spec.layers == (3, 1)
+    assert "stages have 3, 1 layers, not the plan's 2, 2: checked as they run" in asked.notes
+    assert not [note for note in settle(folder, plan=plan, layers=(2, 2)).notes if "stages" in note]
+
+
+def test_another_engines_partition_is_run_as_planned(tmp_path: Path) -> None:
+    """9 layers in 4 stages: vLLM gives the odd one to the last stage but one, this runtime to the first."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 9}))
+    plan = plan_for(tmp_path, "1x4xh100-sxm", "vllm", pp=4)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert settle(tmp_path, plan=plan).spec.layers == (2, 2, 3, 2)
+    assert settle(tmp_path, layout=Layout(pp=4)).spec.layers == ()
+
+
+def test_what_of_a_plan_is_not_run_is_said_and_checked_with(folder: Path) -> None:
+    plan = plan_for(folder, "1x2xh100-sxm", "vllm", tp=2, kv_dtype="fp8")
+    asked = settle(folder, plan=plan, dtype="bfloat16")
+    assert asked.options.kv_dtype == "float8_e4m3"
+    said = "; ".join(asked.notes)
+    assert "the plan is for vllm" in said
+    assert "the plan's weights and activations are float32, run in bfloat16" in said
+    assert "the plan keeps KV in float8_e4m3, this runtime in bfloat16" in said
+    # One block of 16 tokens, 4 layers, keys and values of one head of 8 on each of two ranks: a byte each, not four.
+    found = memory_check(
+        asked.model, plan.layout, asked.engine, weight_bytes=[0, 0], kv_bytes=[0, 0], kv_blocks=1, block_tokens=16,
+        options=asked.options,
+    )  # fmt: skip
+    assert [one.planned_bytes for one in found if one.what == "kv"] == [16 * 4 * 2 * 8] * 2
+
+
+def test_memory_is_held_against_the_plans_own_ledger(folder: Path) -> None:
+    plan = plan_for(folder, "1x2xh100-sxm", "linkwise", pp=2)
+    # Two layers a stage: q and o 32 x 32, k and v 16 x 32, three of 48 x 32, two norms of 32; the table of 128 x 32 at
+    # either end, and a norm at the last. In float32.
+    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32
+    weights = [4 * (2 * layer + 128 * 32), 4 * (2 * layer + 128 * 32 + 32)]
+    kv = 2 * 2 * 16 * 4 * 48  # layers, keys and values, two heads of 8, float32, 48 tokens
+    found = ledger_check(plan, weight_bytes=weights, kv_bytes=[kv, kv + 4], slots=48)
+    assert [(one.rank, one.what, one.equal) for one in found] == [
+        (0, "weights in the plan", True), (0, "kv in the plan", True),
+        (1, "weights in the plan", True), (1, "kv in the plan", False),
+    ]  # fmt: skip
+
+
+def test_weights_of_layers_that_the_config_lacks_are_refused(folder: Path) -> None:
+    save_file({"model.layers.4.mlp.up_proj.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="model.layers.4.mlp.up_proj.weight") as error:
+        settle(folder)
+    assert error.value.expected == "layers 0 to 3, as num_hidden_layers in config.json says"
+    # Heads for further tokens lie behind the last layer.
+    check_layers(places(folder)[1], {"num_nextn_predict_layers": 1}, 4)
+
+
+def test_a_family_that_is_only_planned_is_refused_by_the_list_of_those_that_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gemma2"}))
+    with pytest.raises(InputError, match="gemma2") as error:
+        settle(tmp_path)
+    assert error.value.expected == "one of " + ", ".join(FAMILIES)
+
+
+def test_strict_map_needs_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, "--weights", str(folder), "--prompt", "x", "--strict-map")
+    assert code == 2 and "--strict-map" in said
+
+
+def test_an_answer_longer_than_there_is_room_for_is_refused(folder: Path) -> None:
+    from linkwise.cli_run import _longest
+
+    asked = settle(folder, kv_tokens=5)
+    unit = LocalUnit("run", asked.spec)
+    assert unit.max_tokens == 16  # one block
+    assert _longest(unit, asked, 6, 10) == 10
+    assert _longest(unit, asked, 6, None) == 10
+    with pytest.raises(InputError, match="6 prompt tokens and 11 new ones") as error:
+        _longest(unit, asked, 6, 11)
+    assert error.value.where == "--max-tokens" and error.value.expected.startswith("at most 10")
+
+
+def test_serve_is_one_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["serve", "--weights", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "rank 1 of 2, started by torchrun" in said and "it starts its ranks itself" in said

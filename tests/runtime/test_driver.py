@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.fake_model import text
-from tests.runtime.fake_rank import LAG, LEAVE, RAISE, SLEEP, prepare
+from tests.runtime.fake_rank import BUSY, LAG, LEAVE, LONG, RAISE, SLEEP, prepare
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
@@ -205,6 +205,44 @@ def test_a_sleeping_rank_is_named(driven: Any, layout: Layout) -> None:
     assert (fault.ranks, fault.kind) == ((1,), "slow") and "attn.out" in fault.message
     one.unit.stop()
     assert after < BOUND_S and all(map(gone, pids))
+
+
+@pytest.mark.parametrize("token", [LONG, BUSY])
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)])
+def test_a_rank_that_computes_for_long_is_left_alone(driven: Any, layout: Layout, token: int) -> None:
+    """Its stage takes longer than the time limit, and so does the other rank's call that waits for it."""
+    one = driven(layout).ready()
+    one.submit("a", [token, 2], 3)
+    events = one.until_end(1)
+    assert events[-1] == Finished("a", "length") and said(events, "a") == text([token, 2], 3)
+    assert one.states.empty()
+
+
+def test_a_slow_group_tells_whose_prompt_it_was_computing(driven: Any) -> None:
+    one = driven(Layout(tp=2)).ready()
+    one.submit("decodes", [1, 2], 400)
+    one.events.get(timeout=WAIT_S)
+    one.submit("sticks", [SLEEP + 1], 5)
+    fault, _ = one.fault()
+    assert (fault.ranks, fault.kind, fault.jobs) == ((1,), "slow", ("sticks",))
+
+
+def test_counters_go_on_over_lives_that_nobody_looked_at(driven: Any, tmp_path: Path) -> None:
+    one = driven(Layout()).ready()
+    one.submit("a", [1, 2, 3], 4)
+    one.until_end(1)
+    os.kill(one.unit.facts[0].pid, signal.SIGKILL)
+    one.fault()
+    one.unit.stop()
+    load = one.unit.load
+    assert (load.running, load.prompt_tokens, load.generated_tokens) == (0, 3, 4)
+    for name in tmp_path.glob("meet-*/*"):
+        name.unlink()
+    one.ready()
+    one.submit("b", [1, 2, 3, 4, 5], 6)
+    one.until_end(1)
+    load = one.unit.load
+    assert (load.prompt_tokens, load.generated_tokens) == (3 + 5, 4 + 6)
 
 
 def test_an_error_is_told_by_its_rank(driven: Any) -> None:

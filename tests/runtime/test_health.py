@@ -63,6 +63,37 @@ def test_a_single_rank_is_named_when_it_does_not_move() -> None:
     assert verdict(view(0, changed=91.0)) is None
 
 
+def test_who_has_waited_long_for_one_that_is_just_done_is_not_late() -> None:
+    waits = view(1, changed=80.0, waiting="pp.hidden")
+    assert verdict(view(0, owes=0, changed=99.0), waits) is None
+    assert verdict(view(0, changed=99.0), waits) is None
+    assert verdict(view(0, owes=0, changed=89.0), waits) == ((), "slow")
+
+
+def test_who_computes_at_one_piece_is_left_alone_up_to_ten_times_the_limit() -> None:
+    waits = view(1, changed=90.0, waiting="pp.hidden")
+    assert verdict(view(0, changed=90.0), waits) == ((0,), "slow")
+    works = view(0, changed=90.0)
+    works.busy = 99.9
+    assert verdict(works, waits) is None
+    works.changed = waits.changed = 100.0 - 10 * TIMEOUT - 5.9
+    assert verdict(works, waits) is None
+    works.changed = waits.changed = 100.0 - 10 * TIMEOUT - 6.1
+    assert verdict(works, waits) == ((0,), "slow")
+
+
+def test_a_rank_computes_when_its_thread_has_the_processor_for_a_tenth_of_the_time() -> None:
+    one = view(0)
+    second = 1_000_000_000
+    for at, cpu, busy in ((1, 5.0, 0.0), (2, 5.05, 0.0), (3, 5.16, 3.0), (4, 5.16, 3.0), (5, 5.96, 5.0)):
+        one.beat(Beat(-1, 0, "", at * second, int(cpu * second)), float(at))
+        assert one.busy == busy
+    silent = view(0)  # a rank whose device computes says nothing of its thread
+    for at in range(5):
+        silent.beat(Beat(-1, 0, "", at * second), float(at))
+    assert silent.busy == 0.0
+
+
 def test_progress_is_a_change_of_any_kind() -> None:
     one = view(0, changed=0.0)
     one.beat(Beat(-1, 0, "", 0), 50.0)

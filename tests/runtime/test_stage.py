@@ -35,6 +35,7 @@ def test_a_step_draws_for_the_rows_that_want_it_and_counts_experts_rows(tmp_path
         wanted = [int(model(torch.tensor([texts[i]])).logits[0, -1].argmax()) for i in (0, 2)]
     assert drawn is not None
     assert drawn.number == 7
+    assert stage.pieces == 4 * 2 + 1 + 1  # halves of layers, the rest of the way, and the draw
     assert drawn.tokens == ((0, wanted[0]), (2, wanted[1]))
     # Layer 1 is dense; 9 tokens choose 2 of 6 experts in each other layer.
     assert sorted(stage.expert_load) == [0, 2, 3]

@@ -1,7 +1,10 @@
 """Tokenizer, chat template and streaming against tokenizers and transformers; hostile folders are refused."""
 
 import json
+import os
 import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +178,110 @@ def test_malformed_files(tmp_path: Path) -> None:
         "{{ raise_exception('no system role') }}",
         "{{ nothing.here.at_all }}",
         "{{ 1 / 0 }}",
+        "{{ ''|center(1500000000) }}",
+        "{% set a = messages[0].content|center(700000000) %}{{ a|length }}",
+        "{{ '%0900000000d'|format(1) }}",
+        "{% for a in range(99999) %}{% set b = range(99999)|sum %}{% endfor %}",
+        "{{ strftime_now('%Y' * 9999999)|replace('2', 'x' * 9999) }}",
     ],
 )
 def test_hostile_templates_end_in_an_error(tmp_path: Path, template: str) -> None:
-    text = open_text(folder(tmp_path, template=template))
+    path = folder(tmp_path, template=template)
     with pytest.raises(InputError, match="chat template"):
-        text.chat(HELLO)
+        open_text(path).chat(HELLO)  # constants are computed when it is read
+
+
+def test_what_bounds_a_template_is_the_system(tmp_path: Path) -> None:
+    """A child that ends by itself or by the system costs one conversation; the next one gets another child."""
+    template = (
+        "{% if messages[0].content == 'more' %}{{ messages[0].content|center(700000000)|length }}"
+        "{% elif messages[0].content == 'long' %}{% for a in range(99999) %}{% set b = range(99999)|sum %}{% endfor %}"
+        "{% endif %}{{ messages[0].content }}"
+    )
+    text = open_text(folder(tmp_path, template=template))
+    for content, words in (("more", "more than 512 MiB of memory"), ("long", "more than 2 s of processor time")):
+        with pytest.raises(InputError, match=words):
+            text.chat([{"role": "user", "content": content}])
+        assert text.written([{"role": "user", "content": "the sea"}]) == "the sea"
+    (process,) = text._template._idle  # type: ignore[union-attr]
+    os.kill(process._process.pid, signal.SIGKILL)
+    process._process.wait()
+    assert text.written([{"role": "user", "content": "the sky"}]) == "the sky"
+
+
+def test_a_template_is_filled_in_where_no_key_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINKWISE_API_KEY", "s3cret")
+    monkeypatch.setenv("TZ", "UTC")
+    text = open_text(folder(tmp_path))
+    (process,) = text._template._idle  # type: ignore[union-attr]
+    pid = process._process.pid
+    environment = Path(f"/proc/{pid}/environ")
+    if environment.exists():
+        assert b"TZ=UTC" in environment.read_bytes()
+        assert b"s3cret" not in environment.read_bytes()
+    del text, process
+    with pytest.raises(ProcessLookupError):  # it has ended with its owner
+        os.kill(pid, 0)
+
+
+def test_conversations_at_once(tmp_path: Path) -> None:
+    text = open_text(folder(tmp_path, template="{{ messages[0].content }}"))
+    texts = [f"the sea {n}" for n in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda t: text.written([{"role": "user", "content": t}]), texts)) == texts
+
+
+def composed() -> Any:
+    """As Qwen's: letters and their marks become one character before the tokenizer sees them."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+    return tokenizer
+
+
+def greedy() -> Any:
+    """With a token that takes the spaces beside it along, and without a token for one byte."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens([tokenizers.AddedToken("<x>", lstrip=True, rstrip=True, normalized=False)])
+    state = json.loads(tokenizer.to_str())
+    state["model"]["vocab"]["~~"] = state["model"]["vocab"].pop("~")
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, composed, greedy])
+def test_a_text_has_at_least_as_many_tokens_as_it_is_said_to_have(tmp_path: Path, make: Any) -> None:
+    text = open_text(folder(tmp_path, make()))
+    chance = random.Random(3)  # noqa: S311 - cases, no secrets
+    pieces = [
+        "the sea",
+        "日記 x",
+        " ",
+        "   ",
+        "<x>",
+        "<|im_end|>",
+        "e\u0301",
+        "\u1112\u1161\u11ab",
+        "\u2126",
+        "~",
+        "😀",
+        "\n",
+        "z",
+    ]
+    for _ in range(300):
+        words = "".join(chance.choices(pieces, k=chance.randrange(40)))
+        assert text.at_least(words) <= len(text.encode(words)), words
+    for piece in pieces:
+        assert text.at_least(piece * 500) <= len(text.encode(piece * 500)), piece
+
+
+def test_the_least_number_of_tokens_by_hand(tmp_path: Path) -> None:
+    # The longest token is `<|endoftext|>`, of 13 bytes; a composed character may have been three times its bytes.
+    assert open_text(folder(tmp_path)).at_least("z" * 1300) == 100
+    assert open_text(folder(tmp_path)).at_least("z" * 1301) == 101
+    assert open_text(folder(tmp_path)).at_least("é" * 650) == 100
+    assert open_text(folder(tmp_path, composed())).at_least("z" * 3900) == 100
+    # Spaces may vanish into the token beside them, and `~` has no token.
+    assert open_text(folder(tmp_path, greedy())).at_least("z " * 1300 + "~" * 99) == 100
+    assert open_text(folder(tmp_path, byte_fallback())).at_least("z" * 1300) == 0
 
 
 def test_lone_surrogates(tmp_path: Path) -> None:

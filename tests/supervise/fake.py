@@ -46,6 +46,7 @@ class FakeUnit:
         self._over: threading.Event | None = None
         self.refuse_starts = 0  # the next so many starts fail
         self.frozen = False  # alive, but nothing comes out
+        self.progress_s = 0.0
         self.accepted: list[Job] = []
         self.cancelled: list[str] = []
         self.starts = self.stops = 0

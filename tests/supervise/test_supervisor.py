@@ -3,81 +3,14 @@
 import random
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
+from tests.supervise.bench import DEAD, Bench, Kept
 from tests.supervise.fake import FakeUnit, greedy, until
 
 from linkwise.supervise.rules import Rules
-from linkwise.supervise.supervisor import Placed, Refused, Supervisor
+from linkwise.supervise.supervisor import Placed, Refused
 from linkwise.supervise.types import Event, Failed, Fault, Finished, Job, Token
-
-DEAD = Fault((1,), "dead", "rank 1 was killed by signal 9", 0.1)
-
-
-class Kept:
-    """A sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.events: list[Event | Placed] = []
-        self.over = threading.Event()
-
-    def __call__(self, event: Event | Placed) -> None:
-        self.events.append(event)
-        if isinstance(event, Finished | Failed):
-            self.over.set()
-
-    @property
-    def tokens(self) -> list[int]:
-        found = [e for e in self.events if isinstance(e, Token)]
-        assert [e.index for e in found] == list(range(len(found)))
-        return [e.token for e in found]
-
-    @property
-    def end(self) -> Event | Placed:
-        assert self.over.wait(20)
-        ends = [e for e in self.events if isinstance(e, Finished | Failed)]
-        assert len(ends) == 1
-        assert self.events[-1] is ends[0]
-        return ends[0]
-
-    @property
-    def units(self) -> list[str]:
-        return [e.unit for e in self.events if isinstance(e, Placed)]
-
-
-class Bench:
-    """A supervisor over fake units, up and running."""
-
-    def __init__(self, units: list[FakeUnit], rules: Rules) -> None:
-        self.units, self.said = units, []
-        self.supervisor = Supervisor(units, rules, self.said.append)
-        self.supervisor.start()
-
-    def submit(self, id: str, prompt: tuple[int, ...], count: int, **more: object) -> Kept:
-        kept = Kept()
-        self.supervisor.submit(Job(id, prompt, count, **more), kept)  # type: ignore[arg-type]
-        return kept
-
-
-@pytest.fixture
-def build() -> Iterator[object]:
-    made: list[Bench] = []
-
-    def make(*units: FakeUnit, **rules: object) -> Bench:
-        given: dict[str, object] = {"backoff_s": 0.01, "backoff_most_s": 0.05, "failures": 1000, **rules}
-        bench = Bench(list(units), Rules(**given))  # type: ignore[arg-type]
-        made.append(bench)
-        assert until(lambda: all(u.state == "ready" for u in units) and bench.supervisor.ready) or any(
-            u.refuse_starts for u in units
-        )
-        until(lambda: set(bench.supervisor.phases().values()) == {"ready"}, 1.0)
-        return bench
-
-    yield make
-    for bench in made:
-        bench.supervisor.stop()
-        assert bench.supervisor.bugs == []
 
 
 @pytest.mark.parametrize("rule", ["retry", "restart"])
@@ -188,6 +121,24 @@ def test_a_unit_that_fails_too_often_stays_down_and_says_so(build) -> None:
     assert "rank 1 start: rank 1 found no weights" in bench.said[-1]
     with pytest.raises(Refused, match="given up"):
         bench.submit("s", (1,), 1)
+
+
+def test_no_restart_is_promised_before_any_unit_has_served() -> None:
+    """Who started them may end them all then, as `serve` does."""
+    unit = FakeUnit("a", up_s=0.001)
+    unit.refuse_starts = 1
+    bench = Bench([unit], Rules(backoff_s=0.01))
+    try:
+        assert until(lambda: bench.supervisor.ready)
+        assert [line for line in bench.said if "restart in" in line] == []
+        (record,) = bench.supervisor.records
+        assert record.fault.message == "rank 1 found no weights"
+        unit.refuse_starts = 1
+        unit.fail(DEAD)
+        assert until(lambda: len(bench.supervisor.records) == 3 and bench.supervisor.ready)
+        assert [line.count("restart in") for line in bench.said if "found no weights" in line] == [1]
+    finally:
+        bench.supervisor.stop()
 
 
 def test_retries_of_one_request_are_bounded(build) -> None:

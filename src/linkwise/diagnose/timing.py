@@ -70,8 +70,10 @@ def timing(joined: Joined) -> Timing | None:
     lead = _lead(rows.who, arrive, last[call], call, joined.calls)
     leave = _leave(joined, arrive, last, call, whole)
     gap = _gaps(joined, arrive, leave)
-    half = _half(arrive, call, first, sizes)
-    wait = np.where(whole, last - half, 0)
+    # Rows in the order of their arrival: of each call the one with which half are there (of two, the first), the last.
+    order = np.lexsort((arrive, call))
+    middle, final = order[first + (sizes - 1) // 2], order[first + sizes - 1]
+    wait = np.where(whole, last - arrive[middle], 0)
     ends = np.where(leave > 0, leave, np.iinfo(np.int64).max)
     soonest = np.minimum.reduceat(ends, first)
     known = rows.ended_ns > 0
@@ -82,11 +84,12 @@ def timing(joined: Joined) -> Timing | None:
     moved = np.where(moved < 0, -1, moved)
     times = arrive[arrive > 0]
     elapsed = _busy(joined.ranks) or int(max(times.max(), leave.max()) - times.min())
-    lines = _lines(joined, arrive, leave, last, lead, call)
+    lines = _lines(joined, arrive, leave, last, lead, call, whole)
     _add_leaving(joined, lines)
     # A message's receiver waits for its sender by design: only calls that are meant to be entered together are charged.
     p2p = np.isin(rows.op[first], [joined.op(name) for name in P2P])
-    own, count, through, lost = _follow(joined, lines, np.where(p2p, 0, wait), last, lead)
+    waits = _Waits(np.where(p2p, 0, wait), last, lead, gap[final], gap[middle])
+    own, count, through, lost = _follow(joined, lines, waits)
     return Timing(
         arrive, leave, gap, last, lead, wait, moved, own, count, through, max(1, elapsed), lost
     )  # fmt: skip
@@ -130,7 +133,10 @@ def _gaps(joined: Joined, arrive: Ints, leave: Ints) -> Ints:
     at, out = came[order], gone[order]
     for begin, end in _runs(who[order]):
         reached = np.maximum.accumulate(np.maximum(out[begin:end], at[begin:end]))
-        gap[order[begin + 1 : end]] = np.maximum(at[begin + 1 : end] - reached[:-1], 0)
+        free = np.append(-1, np.maximum(at[begin + 1 : end] - reached[:-1], 0))
+        before = np.flatnonzero((order[begin : end - 1] >= count) & (free[:-1] > 0))
+        free[before + 1] += free[before]  # own time before waiting for a message to leave is of the call behind it
+        gap[order[begin:end]] = free
     return gap[:count]
 
 
@@ -174,14 +180,9 @@ def _runs(values: Ints) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), np.append(starts[1:], len(values)).tolist(), strict=True))
 
 
-def _half(arrive: Ints, call: Ints, first: Ints, sizes: Ints) -> Ints:
-    """When half of a call's members (of two, the first) had arrived."""
-    order = np.lexsort((arrive, call))
-    middle: Ints = arrive[order][first + (sizes - 1) // 2]
-    return middle
-
-
-def _lines(joined: Joined, arrive: Ints, leave: Ints, last: Ints, lead: Ints, call: Ints) -> dict[int, Line]:
+def _lines(
+    joined: Joined, arrive: Ints, leave: Ints, last: Ints, lead: Ints, call: Ints, whole: npt.NDArray[np.bool_]
+) -> dict[int, Line]:
     rows = joined.rows
     order = np.lexsort((arrive, rows.who))
     order = order[(arrive[order] > 0) & (leave[order] > 0)]
@@ -189,14 +190,42 @@ def _lines(joined: Joined, arrive: Ints, leave: Ints, last: Ints, lead: Ints, ca
     found = {}
     for begin, end in _runs(who):
         mine = order[begin:end]
-        found[int(who[begin])] = Line(arrive[mine], last[call[mine]], leave[mine], call[mine], lead[call[mine]])
+        at = call[mine]
+        # In a call that somebody's record lacks, who came last is not known: its time is nobody's.
+        met, led = np.where(whole[at], last[at], leave[mine]), np.where(whole[at], lead[at], -1)
+        found[int(who[begin])] = Line(arrive[mine], met, leave[mine], at, led)
     return found
 
 
-def _follow(
-    joined: Joined, lines: dict[int, Line], wait: Ints, last: Ints, lead: Ints
-) -> tuple[Floats, Ints, Floats, float]:
+class _Waits(NamedTuple):
+    """By call: the wait, the last arrival and its record, and own time before the call (-1 = not known) of the last
+    one and of the one it is held against."""
+
+    wait: Ints
+    last: Ints
+    lead: Ints
+    gap: Ints
+    usual: Ints
+
+
+def _stretch(waits: _Waits, number: int) -> tuple[int, int, int]:
+    """Of a call's wait, the own time that its last member took longer than the one it is held against; and the stretch
+    of its line, before that own time, in which it fell behind by the rest.
+
+    Both do the same work before a call: coming later out of the call before, by another group or by bytes that took
+    longer there, is not the last member's own doing, however long its own work lasts.
+    """
+    wait, last = int(waits.wait[number]), int(waits.last[number])
+    gap, usual = int(waits.gap[number]), int(waits.usual[number])
+    if gap < 0 or usual < 0:
+        return 0, last - wait, last
+    longer = min(wait, max(0, gap - usual))
+    return longer, last - gap - (wait - longer), last - gap
+
+
+def _follow(joined: Joined, lines: dict[int, Line], waits: _Waits) -> tuple[Floats, Ints, Floats, float]:
     """Every wait charged to records' own time and to groups' moving."""
+    wait, lead = waits.wait, waits.lead
     own = np.zeros(len(joined.ranks))
     count = np.zeros(len(joined.ranks), np.int64)
     moved = np.zeros(max(1, len(joined.groups)))
@@ -205,8 +234,9 @@ def _follow(
     for number in np.argsort(wait, kind="stable")[::-1][:MOST_FOLLOWED].tolist():
         if wait[number] <= 0:
             break
-        charged: dict[int, float] = {}
-        todo = [(int(lead[number]), int(last[number] - wait[number]), int(last[number]), 0)]
+        longer, begin, end = _stretch(waits, number)
+        charged: dict[int, float] = {int(lead[number]): float(longer)}
+        todo = [(int(lead[number]), begin, end, 0)] if begin < end else []
         while todo:
             who, begin, end, hops = todo.pop()
             line = lines.get(who)

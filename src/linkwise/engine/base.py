@@ -229,6 +229,10 @@ class Engine(ABC):
         """What to write for the words in capitals of a `command` for several nodes, and how each node is started."""
         return ()
 
+    def together(self, replicas: int, layout: Layout, per_node: int) -> tuple[int, tuple[str, ...]]:
+        """How many of a plan's replicas one `command` starts, and what to say of the others."""
+        return 1, ()
+
     @abstractmethod
     def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
         """The first reason this engine version would not start the layout for the model; None when it would."""

@@ -59,6 +59,17 @@ class Linkwise(FactEngine):
         flags |= {flag: getattr(options, name) for name, flag in _PLAIN.items()}
         return ["linkwise", "serve", *flag_words(flags)]
 
+    def together(self, replicas: int, layout: Layout, per_node: int) -> tuple[int, tuple[str, ...]]:
+        """All of them where they lie on one node; each node has a server of its own."""
+        if layout.size * replicas <= per_node:
+            return replicas, ()
+        if layout.size > per_node:  # nothing serves a group over nodes, which node_notes says
+            return 1, ()
+        return 1, (
+            f"the command starts one of {replicas} replicas: run it on every node, with --replicas N for the N that"
+            " lie there",
+        )
+
     def node_notes(self, layout: Layout, nodes: int) -> tuple[str, ...]:
         if nodes == 1:
             return ()

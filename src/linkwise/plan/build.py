@@ -60,6 +60,7 @@ def plan(
         chosen = placed if isinstance(placed, Candidate) else chosen
         about = about._replace(batch=chosen.point.batch, replicas=chosen.replicas, grid=about.grid[: chosen.replicas])
     count, nodes = chosen.replicas, -(-chosen.layout.size // cluster.devices_per_node)
+    together, apart = engine.together(count, chosen.layout, cluster.devices_per_node)
     ops = {name: freeze(ops_of(about, batch)) for name, batch in batches(about).items()}
     at = operation(model, chosen.layout, engine, cluster, workload, options, chosen.point.batch, about.places)
     return Plan(
@@ -91,12 +92,13 @@ def plan(
         rule=rule(workload, cluster) if found.considered > 1 else "every degree was given",
         figures={path: _number(value) for path, value in figures(about).items()},
         command=(
-            *visible(about),
-            *engine.command(model.served_as or model.name, chosen.layout, options, nodes=nodes),
+            *visible(about, together),
+            *engine.command(model.served_as or model.name, chosen.layout, options, replicas=together, nodes=nodes),
         ),
         textbook=textbook_figures(about, registry.get("textbook")),
         notes=(
             *_notes(model, cluster, engine, memory.warnings + order + _uneven(cluster, count)),
+            *apart,
             *engine.node_notes(chosen.layout, nodes),
         ),
     )

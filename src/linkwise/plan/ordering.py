@@ -70,11 +70,11 @@ def _inside_nodes(about: Subject, grid: tuple[tuple[int, ...], ...]) -> bool:
     return all(cluster.node_of(a) == cluster.node_of(b) for a, b in pairs)
 
 
-def visible(about: Subject) -> tuple[str, ...]:
-    """What the first replica's launch command is prefixed with: its devices on its first node, in rank order."""
+def visible(about: Subject, replicas: int = 1) -> tuple[str, ...]:
+    """What the launch command of the first replicas is prefixed with: their devices on the first node, by rank."""
     if not about.grid:
         return ()
-    cluster, row = about.cluster, about.grid[0]
+    cluster, row = about.cluster, [device for one in about.grid[:replicas] for device in one]
     node = cluster.node_of(row[0])
     here = [str(d % cluster.devices_per_node) for d in row if cluster.node_of(d) == node]
     return (f"CUDA_VISIBLE_DEVICES={','.join(here)}",)

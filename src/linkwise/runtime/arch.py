@@ -127,14 +127,20 @@ class _Config:
         return value
 
 
+def check_family(fields: Mapping[str, Any], where: str) -> str:
+    """The family of a config.json. Raises NotUnderstood for one that the runtime does not run."""
+    family = str(fields.get("model_type"))[:40]
+    if family not in FAMILIES:
+        raise NotUnderstood(f"model_type {family!r}", where=where, expected="one of " + ", ".join(FAMILIES))
+    return family
+
+
 def read_arch(fields: Mapping[str, Any], *, where: str, dtype: str) -> Arch:
     """The architecture a config.json describes. dtype: of weights and activations.
 
     Raises NotUnderstood for a family or a feature the runtime does not run, InputError for a malformed field.
     """
-    family = str(fields.get("model_type"))[:40]
-    if family not in FAMILIES:
-        raise NotUnderstood(f"model_type {family!r}", where=where, expected="one of " + ", ".join(FAMILIES))
+    family = check_family(fields, where)
     if fields.get("quantization_config"):
         raise NotUnderstood("quantization_config", where=where, expected="weights in bfloat16, float16 or float32")
     if fields.get("hidden_act", "silu") != "silu":

@@ -54,7 +54,7 @@ class Home:
         if spec.threads:
             torch.set_num_threads(spec.threads)
         start = self._start or Start(self.rank, spec.ranks, self.rank, begin.host, begin.port, True, "linkwise")
-        with join(start, backend=spec.backend, timeout_s=spec.timeout_s) as session:
+        with join(start, backend=spec.backend, timeout_s=spec.call_s) as session:
             built = Built(session, spec)
             gc.freeze()  # what is there now stays: no step must wait for a look through all of it
             yield built
@@ -123,13 +123,13 @@ class Built:
             self._recorder.heard(call)
 
     def progress(self) -> tuple[int, str]:
-        return self.comm.calls, self.comm.waiting
+        return self.comm.calls + self.stage.pieces, self.comm.waiting
 
     def run(self, message: Run) -> tuple[tuple[tuple[int, int], ...], int, tuple[Seen, ...]]:
         before = self._waited
         if self._recorder is not None:
             self._recorder.begin(message.step, message.traces)
-        with self._watching() as seen:
+        with self._recorded(), self._watching() as seen:
             drawn = self.stage.run(message.step)
         if self._recorder is not None:
             self._recorder.end()
@@ -143,11 +143,21 @@ class Built:
         with observe() as seen:
             yield seen
 
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """What fails ends this rank, and at once: its record ends with the call it was in."""
+        try:
+            yield
+        except BaseException:
+            if self._recorder is not None:
+                self._recorder.close(self.comm)
+            raise
+
     def move(self, message: Move) -> tuple[Seen, ...]:
         """Send this rank's pieces of a request's KV, or take them."""
         orders, layers, first = self._orders[self._number], self.stage.cache.layers, self.stage.pipeline.layers.start
         self._moved, began = 0, time.monotonic_ns()
-        with self._watching() as seen:
+        with self._recorded(), self._watching() as seen:
             if self._place.prefill:
                 finish(hand_over(self.comm, layers, first, orders, message.source))
             else:
@@ -223,6 +233,7 @@ def _facts(session: Session, stage: Stage) -> RankFacts:
         uuid=uuid,
         bus=bus,
         numa=_numa_of_bus(bus) if bus else _numa_of_cores(cores),
+        cores_numa=_numa_of_cores(cores),
         cores=cores,
         backend=session.backend,
         transport=_transport(session.backend),

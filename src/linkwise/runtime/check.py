@@ -20,7 +20,7 @@ from linkwise.plan.batch import Batch, Part
 from linkwise.plan.inventory import Stage, held, inventory, stages, token_bytes
 from linkwise.plan.messages import message_bytes, messages
 from linkwise.plan.step import kv_dtype_of, rank_ops
-from linkwise.plan.types import Op
+from linkwise.plan.types import Op, Plan
 from linkwise.runtime.steps import Row, Step
 
 # What a rank holds to send back is what it was sent, which routing decides: only the group's sum is planned.
@@ -303,6 +303,21 @@ def memory_check(
     for rank, (weights, kv) in enumerate(zip(weight_bytes, kv_bytes, strict=True)):
         planned = planned_memory(model, layout, engine, rank, kv_blocks, block_tokens, layers=layers, options=options)
         found += [Memory(rank, "weights", planned[0], weights), Memory(rank, "kv", planned[1], kv)]
+    return found
+
+
+def ledger_check(plan: Plan, *, weight_bytes: Sequence[int], kv_bytes: Sequence[int], slots: int) -> list[Memory]:
+    """Allocated bytes of every rank of the plan's group against the figures in the plan's own ledger.
+
+    For a plan of our own engine that is run as it stands. slots: tokens that a rank's KV cache has room for. KV whose
+    tokens are divided over ranks is counted by its rules alone (`memory_check`).
+    """
+    found = []
+    for row in plan.ledger.ranks:
+        for rank in row.ranks:
+            found.append(Memory(rank, "weights in the plan", row.bytes_of("weights."), weight_bytes[rank]))
+            if row.bytes_per_token is not None and plan.layout.cp * plan.layout.dcp == 1:
+                found.append(Memory(rank, "kv in the plan", row.bytes_per_token * slots, kv_bytes[rank]))
     return found
 
 

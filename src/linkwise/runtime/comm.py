@@ -15,7 +15,7 @@ from linkwise.dist.groups import Team
 class Call(NamedTuple):
     """One finished call of this rank. S_bytes as in DESIGN §3. Times: time.monotonic_ns(). peer: world rank, -1 none.
 
-    sequence: number of the call in its group, from 0.
+    sequence: number of the call in its group, from 0; -1: no call of the group, as waiting until a message has left.
     """
 
     kind: str
@@ -32,12 +32,14 @@ class Call(NamedTuple):
 
 
 Listener = Callable[[Call], None]
+Entered = Callable[[str, str, str, int, int, str, int, int], None]  # fields of `Call` without members, up to started_ns
 
 
 class Comm:
     """This rank's groups. teams: by axis, those of more than one rank.
 
-    calls: finished so far; waiting: the role of the call under way, empty outside.
+    listener: hears of each call when it has ended; entered: before it begins. calls: finished so far; waiting: the role
+    of the call under way, empty outside.
     """
 
     def __init__(self, teams: Mapping[str, Team], listener: Listener | None = None) -> None:
@@ -45,6 +47,7 @@ class Comm:
         self.listener = listener
         self.calls = 0
         self.waiting = ""
+        self.entered: Entered | None = None
         self._sequence = dict.fromkeys((*AXES, "handoff"), 0)
         self._dtypes: dict[Any, str] = {}
 
@@ -111,14 +114,15 @@ class Comm:
         return out
 
     def send(self, axis: str, role: str, tensor: Any, to: int, *, wait: bool = True) -> Any:
-        """Send to a place of the group. wait False: returns torch's Work, until whose end the tensor must live."""
+        """Send to a place of the group. wait False: returns what to wait for, until whose end the tensor must live."""
         import torch.distributed as dist
 
         team = self.teams[axis]
         peer = team.members[to]
         if wait:
             return self._do("send", role, team, tensor, lambda: dist.send(tensor, peer, group=team.handle), peer)
-        return self._do("send", role, team, tensor, lambda: dist.isend(tensor, peer, group=team.handle), peer)
+        work = self._do("send", role, team, tensor, lambda: dist.isend(tensor, peer, group=team.handle), peer)
+        return Leaving(self, work, team, role, peer)
 
     def recv(self, axis: str, role: str, out: Any, source: int) -> Any:
         """Receive into a tensor from a place of the group."""
@@ -137,19 +141,41 @@ class Comm:
         return out
 
     def _do(self, kind: str, role: str, team: Team, counted: Any, call: Callable[[], Any], peer: int = -1) -> Any:
-        self.waiting = role
+        name = self._dtypes.get(counted.dtype)
+        if name is None:  # writing a dtype's name takes longer than looking it up
+            name = self._dtypes[counted.dtype] = str(counted.dtype)[6:]
+        number = self._sequence[team.axis]
+        result = self.timed(kind, role, team, number, counted.nbytes, name, peer, call)
+        self._sequence[team.axis] = number + 1
+        return result
+
+    def timed(
+        self, kind: str, role: str, team: Team, number: int, size: int, dtype: str, peer: int, call: Callable[[], Any]
+    ) -> Any:  # fmt: skip
+        """A call, told of before and after."""
         began = time.monotonic_ns()
+        if self.entered is not None:
+            self.entered(kind, role, team.axis, number, size, dtype, peer, began)
+        self.waiting = role
         result = call()
         ended = time.monotonic_ns()
         self.waiting = ""
-        self.calls += 1
-        number = self._sequence[team.axis]
-        self._sequence[team.axis] = number + 1
+        self.calls += number >= 0  # waiting for a message to leave is no call of the group
         if self.listener is not None:
-            name = self._dtypes.get(counted.dtype)
-            if name is None:  # writing a dtype's name takes longer than looking it up
-                name = self._dtypes[counted.dtype] = str(counted.dtype)[6:]
-            self.listener(
-                Call(kind, role, team.axis, team.members, number, counted.nbytes, name, peer, began, began, ended)
-            )
+            self.listener(Call(kind, role, team.axis, team.members, number, size, dtype, peer, began, began, ended))
         return result
+
+
+class Leaving(NamedTuple):
+    """A message on its way from here. The time until it has left is a call of its own in the record: the receiver may
+    not be there yet."""
+
+    comm: Comm
+    work: Any
+    team: Team
+    role: str
+    peer: int
+
+    def wait(self) -> None:
+        """Returns once the message has left."""
+        self.comm.timed("wait", self.role, self.team, -1, 0, "", self.peer, self.work.wait)

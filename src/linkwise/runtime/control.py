@@ -19,6 +19,7 @@ from linkwise.runtime.steps import Step
 
 MAX_FRAME = 64 * 2**20
 MAX_GREETING = 4096  # of a peer that has not shown its token yet
+CALL_S = 3600.0  # a call waits for ranks that compute as long as they do; who does not is named long before
 _CHUNK = 1 << 18
 
 
@@ -28,8 +29,8 @@ class UnitSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weights: folder. layout: of the serving group; with `prefill` the layout of the group that computes prompts, and
     `layout` that of the group that decodes. layers: of each stage, empty = even. dtype: empty = the weights' own.
     kv_tokens: of each group, all attention replicas together. max_len: longest request, 0 = the model's.
-    in_flight: steps under way at once, 0 = one per stage. timeout_s: bound of every collective and transfer, within
-    which a rank at fault is named; start_s: of starting. threads: of each rank, 0 = cores / ranks. observe: report
+    in_flight: steps under way at once, 0 = one per stage. timeout_s: a rank that does not get on is named within it;
+    start_s: of starting. threads: of each rank, 0 = cores / ranks. observe: report
     every call torch.distributed saw. trace: folder for the ranks' trace files, empty = none. name: of the unit.
     """
 
@@ -56,9 +57,17 @@ class UnitSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def ranks(self) -> int:
         return self.layout.size + (self.prefill.size if self.prefill else 0)
 
+    @property
+    def call_s(self) -> float:
+        """Bound of one call of a process group."""
+        return max(self.timeout_s, CALL_S)
+
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank is and what it holds. numa: node of its device, -1 = unknown. cores: those it may run on."""
+    """Where a rank is and what it holds. numa: node of its device, cores_numa: of its cores, -1 = unknown.
+
+    cores: those it may run on.
+    """
 
     rank: int
     pid: int
@@ -68,6 +77,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str = ""
     bus: str = ""
     numa: int = -1
+    cores_numa: int = -1
     cores: tuple[int, ...] = ()
     backend: str = ""
     transport: str = ""
@@ -94,12 +104,15 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """Alive. step: the last one begun, -1 = none. calls, waiting: of its Comm."""
+    """Alive. step: the last one begun, -1 = none. calls: finished, and pieces of steps computed, so far.
+    waiting: role of the call under way. cpu_ns: processor time of the thread that runs steps, 0 = says nothing.
+    """
 
     step: int
     calls: int
     waiting: str
     at_ns: int
+    cpu_ns: int = 0
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
@@ -185,11 +198,15 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     number: int
 
 
+class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
+    """The driver lives. Sent all the time, so that ranks elsewhere know when it does not."""
+
+
 class Quit(msgspec.Struct, frozen=True, array_like=True, tag="quit"):
     """End well."""
 
 
-ToRank = Begin | Run | Move | Ping | Quit
+ToRank = Begin | Run | Move | Ping | Here | Quit
 
 _ENCODER = msgspec.msgpack.Encoder()
 FROM_RANK: "msgspec.msgpack.Decoder[FromRank]" = msgspec.msgpack.Decoder(FromRank)

@@ -35,12 +35,14 @@ class Layer:
         self.moe = Moe(arch, weights, number, comm) if sparse else None
         self.block: Block = self.moe or Dense(arch, weights, number, comm)
 
-    def __call__(self, x: torch.Tensor, view: Any) -> torch.Tensor:
-        """x: hidden rows, changed in place and returned. view: the step's batch, attention/view.py."""
+    def attend(self, x: torch.Tensor, view: Any) -> torch.Tensor:
+        """The first half. x: hidden rows, changed in place and returned. view: the step's batch, attention/view.py."""
         h = self.rows.enter(self.before_attention(x), view.n, "attn.in")
-        x.add_(self.rows.leave(self.attention(h, view), "attn.out"))
-        x.add_(self.block(self.before_block(x), view.n))
-        return x
+        return x.add_(self.rows.leave(self.attention(h, view), "attn.out"))
+
+    def feed(self, x: torch.Tensor, total: int) -> torch.Tensor:
+        """The second half. total: hidden rows of the step, on all tensor ranks together."""
+        return x.add_(self.block(self.before_block(x), total))
 
 
 class Dense:

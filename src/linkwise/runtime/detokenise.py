@@ -8,7 +8,7 @@ _HELD = 16  # tokens held back at most where a decoder is not of bytes
 _PARTIAL = "\ufffd"
 
 
-def _alphabet() -> dict[str, int]:
+def alphabet() -> dict[str, int]:
     """GPT-2's letters for bytes: printable Latin-1 stands for itself, the rest for 256 and following, in order."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in set(plain)]
@@ -28,7 +28,7 @@ class Stream:
 
         self._tokenizer, self._special = tokenizer, special
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._letters = _alphabet() if isinstance(tokenizer.decoder, ByteLevel) else None
+        self._letters = alphabet() if isinstance(tokenizer.decoder, ByteLevel) else None
         # Other decoders: texts depend on the tokens before, so the last ones that were given out are decoded again.
         self._given: list[int] = []
         self._held: list[int] = []

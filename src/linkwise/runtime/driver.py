@@ -32,7 +32,7 @@ __all__ = ["LocalUnit", "UnitSpec"]
 
 Sink = Callable[[Event], None]
 Watch = Callable[[State, Fault | None], None]
-MAX_SEED = (1 << 63) - 1
+MAX_SEED = (1 << 64) - 1
 _STOPPED = Fault((), "error", "the unit was stopped")
 
 
@@ -64,7 +64,7 @@ class LocalUnit:
         self.error: LinkwiseError | None = None
         self._lock = threading.Lock()
         self._state: State = "stopped"
-        self._load = Load(0, 0, 0, 0)
+        self._load = Load(0, 0, 0, 0)  # while it has no ranks
         self._thread: threading.Thread | None = None
         self._group: Group | None = None
         self._commands: deque[tuple[Any, ...]] = deque()
@@ -93,11 +93,23 @@ class LocalUnit:
 
     @property
     def load(self) -> Load:
+        with self._lock:
+            return self._loaded()
+
+    def _loaded(self) -> Load:
+        group, before = self._group, self._load
+        if group is None:
+            return before
+        loads = [pool.scheduler.load for pool in group.pools]
+        now = Load(*(sum(values) for values in zip(*loads, strict=True)))
+        # Schedulers count from zero in each life.
+        return Load(*now[:4], *(was + value for was, value in zip(before[4:], now[4:], strict=True)))
+
+    @property
+    def progress_s(self) -> float:
+        """time.monotonic() when a rank last got on with a step, 0.0 = not since they were started."""
         group = self._group
-        if group is not None:
-            loads = [pool.scheduler.load for pool in group.pools]
-            self._load = Load(*(sum(values) for values in zip(*loads, strict=True)))
-        return self._load
+        return max(max(view.got_on, view.busy) for view in group.views) if group else 0.0
 
     @property
     def facts(self) -> tuple[RankFacts, ...]:
@@ -155,7 +167,7 @@ class LocalUnit:
             raise InputError(
                 f"max_tokens {job.max_tokens}, temperature {how.temperature}, top_p {how.top_p}, seed {how.seed}",
                 where="job",
-                expected="max_tokens from 1, temperature from 0, top_p above 0 to 1, a seed of 63 bits",
+                expected="max_tokens from 1, temperature from 0, top_p above 0 to 1, a seed of 64 bits",
             )
 
     def cancel(self, id: str) -> None:
@@ -163,7 +175,8 @@ class LocalUnit:
         self._wake()
 
     def probe(self, answer: Callable[[bool], None]) -> None:
-        """Produce one throw-away token now; False when the unit cannot, at the latest when a fault is found."""
+        """Produce a throw-away token now, through every rank: of a pair one on each side. False when the unit cannot,
+        at the latest when a fault is found."""
 
         def sink(event: Event) -> None:
             if not isinstance(event, Token):
@@ -172,7 +185,8 @@ class LocalUnit:
         with self._lock:
             ready = self._state == "ready"
             if ready:
-                job = Job(f"\0probe-{next(self._probes)}", (0,), 1)
+                tokens = 1 if self.spec.prefill is None else 2  # the second one is drawn behind a handover
+                job = Job(f"\0probe-{next(self._probes)}", (0,), tokens)
                 self._sinks[job.id] = sink
                 self._commands.append(("submit", job, True))
         if ready:
@@ -215,8 +229,10 @@ class LocalUnit:
             self._commands.clear()
         for id, sink in sinks.items():
             self._tell(sink, Failed(id, fault or _STOPPED))
-        group, self._group = self._group, None
-        self._load = Load(0, 0, self._load.kv_tokens, 0, *self._load[4:])
+        with self._lock:
+            load = self._loaded()
+            group, self._group = self._group, None
+            self._load = Load(0, 0, load.kv_tokens, 0, *load[4:])
         if fault is not None and self.spec.trace:
             note_fault(Path(self.spec.trace), self.name, fault.ranks, fault.kind, fault.message)
         if fault is not None:
@@ -246,6 +262,8 @@ class LocalUnit:
             return None
         except Over as over:
             self.error, fault = over.error, over.fault
+            if fault.kind == "slow":
+                fault = fault._replace(jobs=tuple(id for pool in pools for id in pool.scheduler.prompting))
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave ranks or jobs behind
             sys.excepthook(type(error), error, error.__traceback__)
             fault = Fault((), "error", f"the driver failed: {type(error).__name__}: {error}"[:500])

@@ -18,6 +18,7 @@ from linkwise.runtime.control import (
     Begin,
     Ended,
     FromRank,
+    Here,
     Move,
     Moved,
     Ping,
@@ -32,7 +33,7 @@ from linkwise.runtime.control import (
     frame,
 )
 from linkwise.runtime.ends import Ends, Over, overdue
-from linkwise.runtime.health import Arrivals, View, judge
+from linkwise.runtime.health import Arrivals, View, judge, unheard
 from linkwise.runtime.local import Launched
 from linkwise.runtime.peers import Peers
 from linkwise.runtime.pools import Open, Pool
@@ -42,6 +43,7 @@ from linkwise.supervise.types import Event, Finished, Job
 
 TICK_S = 0.05  # between two looks at the clock
 PING_S = 1.0  # between two questions to idle ranks
+HERE_S = 0.25  # between two signs of life of the driver
 LATE_S = 1.0  # the driver itself was held up: silence proves nothing then
 GRACE_S = 3.0  # for ranks that were asked to end
 MAX_OBSERVED = 100_000
@@ -92,7 +94,8 @@ class Group:
         self._moving: dict[int, _Moving] = {}
         self._queued: dict[int, int] = {}  # for a handover since, by request
         self.ready = False  # a first token has come through all ranks
-        self._began = self._looked = self._pinged = self._compared = now
+        self._met: set[int] = set()  # ranks that have called
+        self._began = self._looked = self._pinged = self._compared = self._shown = now
         self._pings = 0
 
     @property
@@ -142,6 +145,7 @@ class Group:
         now = time.monotonic()
         view = self.views[rank]
         view.heard = now
+        self._met.add(rank)
         if isinstance(message, Beat):
             view.beat(message, now)
         elif isinstance(message, Began):
@@ -273,12 +277,12 @@ class Group:
             for view in self.views:
                 view.heard, view.changed = view.heard + late, view.changed + late
             self._ends.forget_halts()
+        if now - self._shown > HERE_S:
+            self._shown = now
+            self._all(Here())
         self._ends.look(now, ready=self.ready)
         if not self.ready:
-            if now - self._began > self.spec.start_s:
-                missing = tuple(rank for rank in range(self.spec.ranks) if rank not in self.facts)
-                spec = self.spec
-                raise Over(overdue(self.views, missing, now, start_s=spec.start_s, timeout_s=spec.timeout_s))
+            self._rises(now)
             return
         if self._ends.sign:
             return
@@ -292,6 +296,18 @@ class Group:
             self._pinged = now
             self._pings += 1
             self.give(range(self.spec.ranks), Ping(self._pings))
+
+    def _rises(self, now: float) -> None:
+        """Raises Over for ranks that will not come up: silent since they have called, or overdue."""
+        spec = self.spec
+        silence = unheard([view for view in self.views if view.rank in self._met], now, 0.75 * spec.timeout_s)
+        if silence is not None and not self._ends.sign:
+            raise Over(silence._replace(kind="start"))
+        if now - self._began > spec.start_s:
+            # Those that have called cannot begin before the others have.
+            here = self._met if len(self._met) < spec.ranks else self.facts
+            missing = tuple(rank for rank in range(spec.ranks) if rank not in here)
+            raise Over(overdue(self.views, missing, now, start_s=spec.start_s, timeout_s=spec.timeout_s))
 
     def _compare(self) -> None:
         """Name ranks that are persistently late, while they still come: before they block a call."""

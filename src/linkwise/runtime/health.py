@@ -14,6 +14,8 @@ from linkwise.supervise.types import Fault
 
 BEAT_S = 0.15  # between two heartbeats
 SILENT_S = 3.0  # without one, at most; a rank whose interpreter is held up for long is not stopped yet
+BUSY_SHARE = 0.1  # of the time between two heartbeats, from which on a rank computes
+PIECE = 10  # time limits that one piece of a step may compute for: half a layer, for which there is no other sign
 _SMOOTH = 0.2  # weight of the newest step
 _STEPS = 8  # before anybody is called persistently slow
 _LAG_S = 0.02  # own time beyond the others', from here on worth a name
@@ -24,7 +26,8 @@ _LAG_SHARE = 0.5  # and this share of the others' own time
 class View:
     """What the driver knows of a rank. Times: seconds of the driver's monotonic clock.
 
-    heard: last message. changed: last progress. given, done: pieces of work. step, calls, waiting: of its last Beat.
+    heard: last message. changed: last progress. got_on: the same inside a step, 0 = never. busy: last seen computing.
+    given, done: pieces of work. step, calls, waiting, at_ns, cpu_ns: of its last Beat.
     """
 
     rank: int
@@ -35,6 +38,10 @@ class View:
     step: int = -1
     calls: int = 0
     waiting: str = ""
+    got_on: float = 0.0
+    busy: float = 0.0
+    at_ns: int = 0
+    cpu_ns: int = 0
 
     def give(self, now: float) -> None:
         if self.given == self.done:
@@ -48,19 +55,24 @@ class View:
     def beat(self, beat: Beat, now: float) -> None:
         if (beat.step, beat.calls, beat.waiting) != (self.step, self.calls, self.waiting):
             self.step, self.calls, self.waiting, self.changed = beat.step, beat.calls, beat.waiting, now
+            self.got_on = now
+        passed, worked = beat.at_ns - self.at_ns, beat.cpu_ns - self.cpu_ns
+        if self.cpu_ns and worked >= BUSY_SHARE * passed > 0:
+            self.busy = now
+        self.at_ns, self.cpu_ns = beat.at_ns, beat.cpu_ns
+
+    def alive(self, timeout_s: float) -> float:
+        """When it last got on, or computed at something that takes long."""
+        return max(self.changed, min(self.busy, self.changed + PIECE * timeout_s))
 
 
 def judge(views: Sequence[View], now: float, timeout_s: float) -> Fault | None:
     """The fault that what is known amounts to, if any. Named well before a call of `timeout_s` runs out of time."""
-    limit = min(SILENT_S, timeout_s / 3)
-    silent = [view for view in views if now - view.heard > limit]
-    if silent:
-        # Of ranks stopped together the first one found must not be named alone.
-        silent = [view for view in views if now - view.heard > limit * 0.75]
-        worst = max(now - view.heard for view in silent)
-        return Fault(_numbers(silent), "stopped", f"{named(silent)} sent no heartbeat for {worst:.1f} s", worst)
+    silence = unheard(views, now, min(SILENT_S, timeout_s / 3))
+    if silence is not None:
+        return silence
     patience = timeout_s / 2
-    stuck = [view for view in views if view.given > view.done and now - view.changed > patience]
+    stuck = [view for view in views if view.given > view.done and now - view.alive(timeout_s) > patience]
     waiters = [view for view in views if view.given > view.done and view.waiting]
     suspects = [view for view in stuck if not view.waiting]
     if suspects and len(suspects) < len(views):
@@ -70,7 +82,9 @@ def judge(views: Sequence[View], now: float, timeout_s: float) -> Fault | None:
         after = max(now - view.changed for view in slow)
         where = f" while {named(waiters)} waited in {waiters[0].waiting}" if waiters else ""
         return Fault(_numbers(slow), "slow", f"{named(slow)} made no progress for {after:.1f} s{where}", after)
-    late = [view for view in stuck if now - view.changed > timeout_s * 0.9]
+    # Who waits for one that computes for long has waited long when that one is done: nobody may have got on.
+    nobody = now - max(view.alive(timeout_s) for view in views) > timeout_s * 0.9
+    late = stuck if nobody else []
     if late and len(late) == sum(view.given > view.done for view in views):
         after = max(now - view.changed for view in late)
         ranks = _numbers(late) if len(views) == 1 else ()
@@ -78,6 +92,16 @@ def judge(views: Sequence[View], now: float, timeout_s: float) -> Fault | None:
         places = sorted({view.waiting for view in late} - {""})
         return Fault(ranks, "slow", words + (f", in {', '.join(places)}" if places else ""), after)
     return None
+
+
+def unheard(views: Sequence[View], now: float, limit_s: float) -> Fault | None:
+    """Ranks without a heartbeat for longer than the limit."""
+    if not any(now - view.heard > limit_s for view in views):
+        return None
+    # Of ranks stopped together the first one found must not be named alone.
+    silent = [view for view in views if now - view.heard > limit_s * 0.75]
+    worst = max(now - view.heard for view in silent)
+    return Fault(_numbers(silent), "stopped", f"{named(silent)} sent no heartbeat for {worst:.1f} s", worst)
 
 
 def named(views: Collection[View]) -> str:

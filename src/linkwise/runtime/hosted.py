@@ -3,10 +3,9 @@
 import json
 import os
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-
-from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.dist.launch import Start, serve
@@ -15,9 +14,11 @@ from linkwise.runtime.built import Home
 from linkwise.runtime.control import Line, UnitSpec
 from linkwise.runtime.driver import LocalUnit
 from linkwise.runtime.local import Elsewhere
+from linkwise.runtime.worker import Patience
 from linkwise.runtime.worker import serve as work
 
 _KEY = "linkwise.driver"
+SILENT_SHARE = 0.75  # of the time limit; the rest is for the launcher, which ends the other ranks
 
 
 def lead(start: Start, spec: UnitSpec) -> LocalUnit:
@@ -31,7 +32,7 @@ def lead(start: Start, spec: UnitSpec) -> LocalUnit:
             target=_rank, args=(start, host, port, token, store), name="linkwise-rank", daemon=True
         ).start()
 
-    return LocalUnit("run", replace(spec, threads=spec.threads), launched=lambda: Elsewhere(publish), host=start.host)
+    return LocalUnit("run", spec, launched=lambda: Elsewhere(publish), host=start.host)
 
 
 def _rank(start: Start, host: str, port: int, token: str, store: Any) -> None:
@@ -40,8 +41,8 @@ def _rank(start: Start, host: str, port: int, token: str, store: Any) -> None:
     del store
 
 
-def follow(start: Start, timeout_s: float) -> int:
-    """Be one of the other ranks; returns the exit code."""
+def follow(start: Start, timeout_s: float, say: Callable[[str], None]) -> int:
+    """Be one of the other ranks; returns the exit code. say: takes a line about rank 0, should it fall silent."""
     try:
         store = _store(start, timeout_s)
         store.wait([_KEY], timedelta(seconds=timeout_s))
@@ -50,8 +51,14 @@ def follow(start: Start, timeout_s: float) -> int:
         raise Lost(f"rank {start.rank}: rank 0 does not say where the driver is within {timeout_s:g} s", (0,)) from None
     if not isinstance(host, str) or not isinstance(port, int) or not isinstance(token, str):
         raise InputError("an address that is none", where="store of the ranks")
+
+    def silent(seconds: float) -> None:
+        say(f"error: rank {start.rank}: rank 0, which drives the run, has said nothing for {seconds:.1f} s")
+        os._exit(Lost.exit_code)
+
     home = Home(start.rank, start._replace(hosted=True))
-    return work(start.rank, Line(host, port), home, token, os._exit)
+    patience = Patience(timeout_s * SILENT_SHARE, silent)
+    return work(start.rank, Line(host, port), home, token, os._exit, patience)
 
 
 def _store(start: Start, timeout_s: float) -> Any:

@@ -1,5 +1,7 @@
 """How the next token is drawn from logits. The same seed and position always draw the same token from equal logits."""
 
+import hashlib
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -7,8 +9,6 @@ import torch
 from linkwise.core.errors import InputError
 from linkwise.supervise.types import Sampling
 
-_SEEDS = 1 << 63  # as many as torch takes
-_STRIDE = 0x9E3779B97F4A7C15  # odd: positions of one seed never meet, and neighbours land far apart
 _LIKELY = 1024  # of these the smallest set is sought first; sorting a whole vocabulary takes milliseconds
 
 _COLD = 1e-5  # of a temperature: below it logits this close differ by nothing they were computed to; taken as greedy
@@ -56,8 +56,16 @@ def _smallest(mass: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Ten
 
 def _pick(mass: torch.Tensor, seed: int, position: int) -> int:
     """A place, with a chance in proportion to its mass; never one without mass."""
-    generator = torch.Generator().manual_seed((seed * 2 + 1 + position * _STRIDE) % _SEEDS)
     reached = torch.cumsum(mass, dim=-1)
-    aim = torch.rand((), generator=generator, dtype=torch.float64) * reached[-1]
+    aim = reached[-1] * chance(seed, position)
     place = int(torch.searchsorted(reached, aim, right=True))
     return place if place < mass.numel() else int(mass.nonzero()[-1])
+
+
+def chance(seed: int, position: int) -> float:
+    """A number from 0, below 1, that all 64 bits of the seed and the position decide.
+
+    A hash, not a generator: those of torch take 32 bits of a seed, and seeds that differ above them draw alike.
+    """
+    words = struct.pack("<QQ", seed % (1 << 64), position)
+    return (int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 11) * 2.0**-53

@@ -105,6 +105,17 @@ class Scheduler:
         return list(self._requests)
 
     @property
+    def prompting(self) -> list[str]:
+        """Jobs whose prompts the steps under way compute."""
+        rows = (
+            (row, request)
+            for step, owners in self.steps.values()
+            for batch, requests in zip(step.batches, owners, strict=True)
+            for row, request in zip(batch, requests, strict=True)
+        )
+        return list(dict.fromkeys(request.job.id for row, request in rows if request is not None and row.prompt))
+
+    @property
     def load(self) -> Load:
         running = sum(map(len, self.running)) + len(self.leaving)
         used = sum(pool.used for pool in self.pools) * self.limits.span
@@ -159,13 +170,14 @@ class Scheduler:
         """Blocks for a request that comes from another group; None as long as there are too few."""
         need = -(-request.computed // self.limits.span)
         running = self.running[0]
-        if len(running) >= self.limits.max_seqs or self.pools[0].free < need + bool(running):
+        full = len(running) >= self.limits.max_seqs and not request.urgent
+        if full or self.pools[0].free < need + bool(running):
             return None
         return self.pools[0].take(need)
 
     def adopt(self, request: Request, blocks: list[int]) -> Request:
         """The request goes on here: its KV is in `blocks`, from `reserve`."""
-        own = Request(request.number, request.job, request.tokens, phase=Phase.DECODE, blocks=blocks)
+        own = Request(request.number, request.job, request.tokens, request.urgent, Phase.DECODE, blocks=blocks)
         own.computed, own.keys = request.computed, request.keys
         self._requests[request.job.id] = own
         self.running[0].append(own)
@@ -276,7 +288,7 @@ class Scheduler:
             events.append(self._end(request, "length"))
         elif self.prefill_only:
             self.running[request.replica].remove(request)
-            self.leaving.append(request)
+            self.leaving.insert(0, request) if request.urgent else self.leaving.append(request)
             request.phase = Phase.HANDOVER
         else:
             request.phase = Phase.DECODE

@@ -60,6 +60,8 @@ class Stage:
             Layer(arch, weights, number, comm, kept) for number, kept in zip(here, self.cache.layers, strict=True)
         ]
         self.weight_bytes = weights.bytes
+        # Pieces of steps computed so far: a heartbeat tells them, so that a long step is not taken for a stuck one.
+        self.pieces = 0
 
     def _ends(self, weights: Weights) -> tuple[Embedding | None, Norm | None, Head | None]:
         """What the first stage has before its layers, and the last one behind them."""
@@ -97,6 +99,7 @@ class Stage:
         cp, place = self.layout.cp, self.place["cp"]
         here = [number for number, one in enumerate(view.sampled) if sampling_cp(batch[one.row], cp) == place]
         rows = [view.sampled[number].row for number in here]
+        self.pieces += 1
         wanted = logits if len(here) == len(view.sampled) else logits[here]
         draws = [how for how in (batch[row].draw for row in rows) if how is not None]
         tokens = draw(wanted, draws, [batch[row].end for row in rows])
@@ -131,7 +134,11 @@ class Stage:
         else:
             x = pipeline.take(self.rows.kept(view.n), self.arch.hidden, dtype=self.dtype, device=self.device)
         for layer in self.layers:
-            x = layer(x, view)
+            self.pieces += 1
+            x = layer.attend(x, view)
+            self.pieces += 1
+            x = layer.feed(x, view.n)
+        self.pieces += 1
         if self.norm is None or self.head is None:
             pipeline.hand_on(x)
             return None

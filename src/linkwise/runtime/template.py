@@ -1,120 +1,166 @@
-"""A chat template: Jinja out of a model folder, run in a sandbox with a budget.
+"""A chat template: Jinja out of a model folder, filled in by a process of its own that the system holds to its limits.
 
-The names and options are those transformers gives templates. The sandbox keeps it from reaching anything but its
-messages; the budget ends endless loops and endless text.
+The names and options are those transformers gives templates; renderer.py is the process.
 """
 
-import datetime
+import contextlib
 import json
+import os
+import signal
+import socket
+import subprocess
 import sys
-from types import FrameType
+import threading
+import time
+import weakref
 from typing import Any
 
 from linkwise.core.errors import InputError
+from linkwise.runtime.renderer import CPU_S, LENGTH, MAX_TEXT, MEMORY_BYTES, send
 
 MAX_TEMPLATE = 2**20
-MAX_TEXT = 2**24
-MAX_LINES = 500_000  # template lines run for one conversation: well under a second
-_FILE = "<template>"  # what Jinja calls code made from text
-
-
-class _Spent(Exception):
-    """The template used up its budget."""
+WALL_S = 60.0  # for a conversation, on a machine where others take the processor; CPU_S is the bound that counts
+KEPT = 2  # processes that wait for the next conversation: as many as read requests at once in the server
+_MAX_FRAME = 6 * MAX_TEXT + 4096  # JSON writes a character in six bytes at most
+# What Python needs to start, and the time of day; nothing else of ours is the template's.
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TZ")
 
 
 class Template:
-    """A compiled chat template. words: bos_token and the like, by name. Raises InputError when it does not compile."""
+    """A compiled chat template. words: bos_token and the like, by name. Raises InputError when it does not compile.
+
+    Compiling and filling in take at most CPU_S to CPU_S + 1 seconds of processor time, MEMORY_BYTES of address space
+    and WALL_S, whatever the template says.
+    """
 
     def __init__(self, text: str, words: dict[str, str], where: str) -> None:
-        self.where, self._words = where, words
+        self.where, self._words, self._text = where, words, text
         if len(text) > MAX_TEMPLATE:
             raise InputError(
                 f"a chat template of {len(text)} characters", where=where, expected=f"at most {MAX_TEMPLATE}"
             )
         try:
-            from jinja2 import TemplateError
+            import jinja2  # noqa: F401
         except ImportError:
             raise InputError("the package jinja2 is not installed", expected="pip install linkwise[run]") from None
-        environment = _environment()
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
         try:
-            self._template = environment.from_string(text)
-        except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            self._idle.append(self._started())
+        except _Refused as error:
             raise InputError(
                 f"the chat template is malformed: {error}", where=where, expected="a Jinja template"
             ) from None
 
     def render(self, **values: Any) -> str:
-        """The text for these values. Raises InputError when the template refuses them, fails or exceeds its budget."""
-        parts: list[str] = []
-        size = 0
-        before = sys.gettrace()
-        sys.settrace(_budget(MAX_LINES))
+        """The text for these values. Raises InputError when the template refuses them, fails or exceeds its limits."""
         try:
-            for part in self._template.generate(**self._words, **values):
-                size += len(part)
-                if size > MAX_TEXT:
-                    raise _Spent(f"more than {MAX_TEXT} characters")
-                parts.append(part)
-        except Exception as error:  # noqa: BLE001 - whatever a template does is the template's error
-            reason = str(error) or type(error).__name__
-            raise InputError(f"the chat template refuses: {reason}", where=self.where) from None
-        finally:
-            sys.settrace(before)
-        return "".join(parts)
+            process = self._taken()
+            try:
+                return process.ask(values)
+            finally:
+                self._put_back(process)
+        except _Refused as error:
+            raise InputError(f"the chat template refuses: {error}", where=self.where) from None
+
+    def _put_back(self, process: "_Process") -> None:
+        with self._lock:
+            kept = process.alive and len(self._idle) < KEPT
+            if kept:
+                self._idle.append(process)
+        if not kept:
+            process.end()
+
+    def _taken(self) -> "_Process":
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.alive:
+                    return process
+                process.end()
+        return self._started()
+
+    def _started(self) -> "_Process":
+        process = _Process()
+        try:
+            process.ask({"template": self._text, "words": self._words})
+        except _Refused:
+            process.end()
+            raise
+        return process
 
 
-def _budget(lines: int) -> Any:
-    """A trace function that ends the template after so many of its lines: loops are the only thing it can spend."""
-    left = lines
-
-    def line(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise _Spent(f"more than {lines} steps")
-        return line
-
-    def call(frame: FrameType, event: str, _: Any) -> Any:
-        return line if frame.f_code.co_filename == _FILE else None
-
-    return call
+class _Refused(Exception):
+    """The template's error, or the limit it met."""
 
 
-def _environment() -> Any:
-    from jinja2 import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+class _Process:
+    """One renderer. It ends with this object, and with the process that holds its line."""
 
-    class Generation(Extension):
-        """`{% generation %}` marks what the model wrote, for training: here its body alone."""
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "linkwise.runtime.renderer"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                start_new_session=True,  # Ctrl-C is for its owner
+            )
+        self._line, self._deadline = ours, 0.0
+        self.end = weakref.finalize(self, _end, self._process, ours)
 
-        tags = {"generation"}
+    @property
+    def alive(self) -> bool:
+        return bool(self.end.alive) and self._process.poll() is None
 
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def ask(self, value: Any) -> str:
+        """The text it answers. Raises _Refused, after which it may have ended."""
+        self._deadline = time.monotonic() + WALL_S
+        try:
+            self._line.settimeout(WALL_S)
+            send(self._line, value)
+            answer = json.loads(self._read(LENGTH.unpack(self._read(LENGTH.size))[0]))
+        except TimeoutError:
+            self.end()
+            raise _Refused(f"more than {WALL_S:g} s") from None
+        except OSError:
+            raise _Refused(self._why()) from None
+        if answer.get("over"):
+            self.end()
+        if "error" in answer:
+            raise _Refused(answer["error"])
+        return str(answer["text"])
 
-    class Environment(ImmutableSandboxedEnvironment):
-        """The sandbox, in which no operator makes a large value of a small one."""
+    def _read(self, count: int) -> bytes:
+        if count > _MAX_FRAME:
+            self.end()
+            raise _Refused(f"an answer of {count} bytes")
+        parts = bytearray()
+        while len(parts) < count:
+            self._line.settimeout(max(0.001, self._deadline - time.monotonic()))
+            part = self._line.recv(min(count - len(parts), 1 << 20))
+            if not part:
+                raise ConnectionResetError
+            parts += part
+        return bytes(parts)
 
-        intercepted_binops = frozenset({"*", "**", "+", "%"})
+    def _why(self) -> str:
+        """Why it ended."""
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            code = 0
+        self.end()
+        if code == -signal.SIGXCPU:
+            return f"more than {CPU_S} s of processor time"
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        return f"the process that fills it in ended {how}; it has {MEMORY_BYTES >> 20} MiB of memory"
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(v) if hasattr(v, "__len__") else abs(v) for v in (left, right)]
-            size = sizes[0] + sizes[1] if operator == "+" else sizes[0] * sizes[1]
-            if size > MAX_TEXT or operator == "**" or (operator == "%" and isinstance(left, str)):
-                raise _Spent(f"{operator} of large values or of text")
-            return super().call_binop(context, operator, left, right)
 
-    def refuse(message: object) -> None:
-        raise TemplateError(str(message))
-
-    def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-        # Jinja's own escapes HTML, which is no part of a prompt.
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
+def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        line.close()
+    process.kill()
+    process.wait()

@@ -1,6 +1,6 @@
 """Text to token ids and back: a model folder's tokenizer, its chat template and its stop tokens.
 
-The folder is hostile until checked: reads are bounded, the chat template runs in a sandbox with a budget. What a user
+The folder is hostile until checked: reads are bounded, the chat template runs in a process with limits. What a user
 writes is not: like other servers, `encode` takes the text of a special token for that token.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_json_object, read_text
 from linkwise.runtime.detokenise import Stream
+from linkwise.runtime.least import Least
 from linkwise.runtime.template import Template
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
@@ -30,14 +31,20 @@ class Text:
         added = tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.vocab = max(tokenizer.get_vocab().values(), default=-1) + 1
+        self._least = Least(tokenizer)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text. special: with the tokens the tokenizer puts around every text (a start token)."""
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+            # As a batch, since `encode` keeps all other threads waiting (it holds the interpreter's lock).
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except TypeError:  # what the library says of text that has no UTF-8
             raise InputError("text with lone surrogates", where=self.where, expected="valid Unicode") from None
         return ids
+
+    def at_least(self, text: str) -> int:
+        """So many tokens the text makes at least, known without tokenising it; 0 where this tokenizer does not tell."""
+        return self._least.tokens(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids without special tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -54,7 +61,11 @@ class Text:
         return Stream(self._tokenizer, self.special)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation that the model goes on with, by the folder's chat template.
+        """Token ids of a conversation that the model goes on with."""
+        return self.encode(self.written(messages), special=False)
+
+    def written(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A conversation as text, by the folder's chat template, with the start token where the model wants one.
 
         messages: role and content, a text or a list of {type: text, text}. Raises InputError for malformed messages, a
         folder without a template, and messages that the template refuses.
@@ -69,8 +80,7 @@ class Text:
         said = [_message(message, number) for number, message in enumerate(messages)]
         if not said:
             raise InputError("no messages", expected="at least one")
-        # The template writes the start token itself where the model wants one.
-        return self.encode(self._template.render(messages=said, add_generation_prompt=True), special=False)
+        return self._template.render(messages=said, add_generation_prompt=True)
 
 
 def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:

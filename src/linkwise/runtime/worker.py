@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,6 +27,7 @@ from linkwise.runtime.control import (
     Broken,
     Ended,
     Hello,
+    Here,
     Line,
     Move,
     Moved,
@@ -61,7 +62,7 @@ class Runs(Protocol):
     facts: RankFacts
 
     def progress(self) -> tuple[int, str]:
-        """Calls finished so far, and the role of the one under way."""
+        """Calls finished and pieces of steps computed so far, and the role of the call under way."""
 
     def run(self, message: Run) -> tuple[tuple[tuple[int, int], ...], int, tuple[Seen, ...]]:
         """Run a step. Returns what was drawn, nanoseconds spent in calls, and the calls seen if they are observed."""
@@ -83,19 +84,35 @@ class Home(Protocol):
 
 
 class _State:
-    """What the heartbeat tells of the main thread."""
+    """What the heartbeat tells of the main thread. heard: messages of the driver so far."""
 
     step = -1
     runs: Runs | None = None
+    heard = 0
 
 
-def serve(rank: int, line: Line, home: Home, token: str, leave: Callable[[int], Any]) -> int:
-    """Be a rank until told to quit; returns the exit code. leave: ends the process at once when the driver is gone."""
+class Patience(NamedTuple):
+    """With a driver that says nothing, though its socket is open: bound_s, after which `over` is told how long."""
+
+    bound_s: float
+    over: Callable[[float], Any]
+
+
+def serve(
+    rank: int, line: Line, home: Home, token: str, leave: Callable[[int], Any], patience: Patience | None = None
+) -> int:
+    """Be a rank until told to quit; returns the exit code. leave: ends the process at once when the driver is gone.
+
+    patience None: the driver started this process and ends with it, however long it is stopped.
+    """
     state, inbox = _State(), queue.SimpleQueue[ToRank]()
     line.send(Hello(rank, token, os.getpid(), home.port))
-    threading.Thread(target=_read, args=(line, inbox, leave), name="linkwise-driver", daemon=True).start()
+    threading.Thread(target=_read, args=(line, inbox, leave, state), name="linkwise-driver", daemon=True).start()
     over = threading.Event()
-    threading.Thread(target=_beat, args=(line, state, over), name="linkwise-beat", daemon=True).start()
+    if patience is not None:
+        threading.Thread(target=_listen, args=(state, patience, over), name="linkwise-listen", daemon=True).start()
+    beat = (line, state, over, threading.get_ident())
+    threading.Thread(target=_beat, args=beat, name="linkwise-beat", daemon=True).start()
     try:
         first = inbox.get()
         if isinstance(first, Quit):
@@ -137,21 +154,48 @@ def _work(line: Line, inbox: "queue.SimpleQueue[ToRank]", runs: Runs, state: _St
             return
 
 
-def _read(line: Line, inbox: "queue.SimpleQueue[ToRank]", leave: Callable[[int], Any]) -> None:
+def _read(line: Line, inbox: "queue.SimpleQueue[ToRank]", leave: Callable[[int], Any], state: _State) -> None:
     told = False
     with contextlib.suppress(Broken):
         for message in line.messages():
-            inbox.put(message)
+            state.heard += 1
+            if not isinstance(message, Here):
+                inbox.put(message)
             told = isinstance(message, Quit)
     if not told:
         leave(1)
 
 
-def _beat(line: Line, state: _State, over: threading.Event) -> None:
+def _listen(state: _State, patience: Patience, over: threading.Event) -> None:
+    """Whatever the main thread waits in, perhaps for ever: the driver would say so, if it could say anything."""
+    heard, silent_s, before = state.heard, 0.0, time.monotonic()
+    while not over.wait(BEAT_S):
+        now = time.monotonic()
+        if state.heard != heard:
+            heard, silent_s = state.heard, 0.0
+        else:
+            silent_s += min(now - before, 2 * BEAT_S)  # this process may have been stopped itself
+        before = now
+        if silent_s > patience.bound_s:
+            patience.over(silent_s)
+            return
+
+
+def _beat(line: Line, state: _State, over: threading.Event, thread: int) -> None:
+    """thread: the one that runs steps."""
     with contextlib.suppress(Broken):
         while not over.wait(BEAT_S):
             calls, waiting = state.runs.progress() if state.runs else (0, "")
-            line.send(Beat(state.step, calls, waiting, time.monotonic_ns()))
+            # Where others compute for it a thread is busy waiting for them: that proves nothing.
+            own = state.runs is not None and state.runs.facts.device == "cpu"
+            line.send(Beat(state.step, calls, waiting, time.monotonic_ns(), _cpu_ns(thread) if own else 0))
+
+
+def _cpu_ns(thread: int) -> int:
+    """Processor time of a thread; 0 where the system does not say."""
+    if sys.platform == "linux":
+        return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
+    return 0
 
 
 def _give_up(line: Line, home: Home, error: Exception, leave: Callable[[int], Any]) -> int:

@@ -41,21 +41,22 @@ class Checks:
             found.came(name, False, life.phase, described(life.fault))
 
     def watch(self) -> None:
-        """A unit with work that has said nothing for long, and cannot answer a probe, is lost."""
+        """A unit with work whose ranks have not got on for long, and that cannot answer a probe, is lost."""
         now = time.monotonic()
         for name, life in self._fleet.lives.items():
-            silent = now - max(life.last_s, life.ready_s)
+            silent = now - max(life.last_s, life.ready_s, life.unit.progress_s)
             if life.phase == "ready" and silent > self._rules.silent_s and self._busy(name):
                 self._examine(name)
         self._mailbox.after(self._rules.silent_s / 4, self.watch)
 
     def _examine(self, name: str) -> None:
         life = self._fleet.lives[name]
-        generation, before = life.generation, life.last_s
+        generation, before = life.generation, max(life.last_s, life.unit.progress_s)
         answers: list[bool] = []
 
         def judge() -> None:
-            if life.generation == generation and life.last_s == before and not any(answers):
+            later = max(life.last_s, life.unit.progress_s)
+            if life.generation == generation and later == before and not any(answers):
                 words = f"no token for {self._rules.silent_s:g} s and none for a probe"
                 self._fleet.fail(name, Fault((), "slow", words, time.monotonic() - max(before, life.ready_s)))
 

@@ -85,6 +85,14 @@ class Fleet:
         """Will a unit serve, now or after a restart?"""
         return any(life.phase != "given up" for life in self.lives.values())
 
+    def why_down(self) -> str:
+        """Every unit's state and last fault, in words."""
+
+        def words(life: Life) -> str:
+            return f"{life.unit.name} is {life.phase}" + (f" ({described(life.fault)})" if life.fault else "")
+
+        return "; ".join(words(life) for life in self.lives.values())
+
     def health(self, recent_s: float) -> dict[str, UnitHealth]:
         """Every unit as far as it is known without asking."""
         now = time.monotonic()
@@ -189,7 +197,10 @@ class Fleet:
         else:
             life.phase = "failed"
             pause = rules.backoff(life.in_a_row)
-            self._listener.say(f"{name}: {described(fault)}; restart in {pause:g} s")
+            # Before any unit has served, whoever started them all may end them: no restart is promised, and the
+            # record says what was wrong.
+            if fault.kind not in {"start", "map"} or any(other.ready_s for other in self.lives.values()):
+                self._listener.say(f"{name}: {described(fault)}; restart in {pause:g} s")
             generation = life.generation
             self._mailbox.after(pause, lambda: self._again(life, generation))
         self._listener.lost(name, fault)

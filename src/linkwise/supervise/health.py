@@ -9,7 +9,8 @@ RECENT_S = 1.0
 
 
 class UnitHealth(NamedTuple):
-    """One unit. state: as types.State, or `given up`. token: produced in the last second, or for the probe."""
+    """One unit. state: as types.State, or `given up`. token: produced in the last second, or for the probe.
+    reason: what is wrong with it; empty = nothing that is known."""
 
     name: str
     state: str
@@ -26,7 +27,7 @@ class Health(NamedTuple):
     @property
     def reason(self) -> str:
         """Why not, or what is lost; empty when every unit is well."""
-        return "; ".join(f"{unit.name}: {unit.reason}" for unit in self.units if not unit.token)
+        return "; ".join(f"{unit.name}: {unit.reason}" for unit in self.units if unit.reason)
 
 
 def described(fault: Fault) -> str:
@@ -73,4 +74,6 @@ class Round:
         good = any(unit.token for unit in self._units.values())
         if not self._done and (good or not self._open):
             self._done = True
+            for name in self._open:  # nobody waited for these: nothing is known against them
+                self._units[name] = self._units[name]._replace(reason="")
             self._answer(Health(good, tuple(self._units.values())))

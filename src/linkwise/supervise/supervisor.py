@@ -12,55 +12,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from linkwise.core.errors import LinkwiseError
 from linkwise.supervise.checks import Checks
-from linkwise.supervise.fleet import Fleet, Life, Listener, Record
+from linkwise.supervise.fleet import Fleet, Listener, Record
 from linkwise.supervise.health import Health, described
 from linkwise.supervise.mailbox import Mailbox
 from linkwise.supervise.ownership import Attempt, Book, Ending
+from linkwise.supervise.request import Placed, Refused, Request, Sink
 from linkwise.supervise.router import Router
 from linkwise.supervise.rules import Rules
 from linkwise.supervise.types import Event, Failed, Fault, Finished, Job, Load, Token, Unit
 
+__all__ = ["Placed", "Refused", "Supervisor"]
+
 CHARGED = 512  # tokens still to come that count as a request's work: nobody knows how many it will really be
+MOST_SLOW = 2  # units that one prompt may cost: what it does to two it does to all
 REFUSED_S = 0.02  # before a unit that was ready but refused a job is asked again
-
-
-class Placed(NamedTuple):
-    """A request went to a unit. retry: 0 the first time. cause: the fault that ended the try before."""
-
-    id: str
-    unit: str
-    retry: int
-    cause: Fault | None
-
-
-Sink = Callable[[Event | Placed], None]
-
-
-class Refused(LinkwiseError):
-    """The request was not taken. full: too many wait; else no unit serves. retry_s: when to try again."""
-
-    exit_code = 1
-
-    def __init__(self, message: str, *, full: bool, retry_s: float) -> None:
-        super().__init__(message)
-        self.full, self.retry_s = full, retry_s
-
-
-class _Request:
-    def __init__(self, job: Job, sink: Sink, hashes: tuple[bytes, ...]) -> None:
-        self.job, self.sink, self.hashes = job, sink, hashes
-        self.given: list[int] = []
-        self.base = 0  # tokens given out before the attempt under way
-        self.charge = 0  # what its unit's outstanding tokens hold of it
-        self.retries = 0
-        self.cause: Fault | None = None
-        self.last_unit = ""
-        self.refused = 0  # times a unit would not take it
-        self.waits = 0  # times it has begun to wait for a unit, so that an old wait's end is known
 
 
 class Supervisor:
@@ -77,7 +45,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._book = Book()
         self._router = Router([unit.name for unit in units])
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._waiting: dict[str, None] = {}  # in order of arrival
         self._outstanding = {unit.name: 0 for unit in units}
         self._first = 0  # live requests without a token
@@ -97,6 +65,15 @@ class Supervisor:
     def ready(self) -> bool:
         """Does at least one unit serve, and are requests taken?"""
         return not self._stopping and "ready" in self._fleet.phases().values()
+
+    @property
+    def hopeful(self) -> bool:
+        """Will a unit serve, now or after a restart?"""
+        return self._fleet.hopeful
+
+    def why_down(self) -> str:
+        """Every unit's state and last fault, in words."""
+        return self._fleet.why_down()
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -150,7 +127,9 @@ class Supervisor:
         return {name: life.restarts for name, life in self._fleet.lives.items()}
 
     def retry_after_s(self) -> float:
-        """When a refused request may be worth another try: as long as the last restart took, 1 to 60 s."""
+        """When a refused request may be worth another try: as long as the last restart took, 1 to 60 s. 0: never."""
+        if not self._fleet.hopeful:
+            return 0.0
         took = [record.down_s for record in self.records[-8:] if record.down_s is not None]
         return min(60.0, max(1.0, took[-1] if took else 2.0))
 
@@ -176,9 +155,9 @@ class Supervisor:
                 raise Refused(f"{self._first} requests wait already", full=True, retry_s=1.0)
             serving = "ready" in self._fleet.phases().values()
             if not serving and (self.rules.on_fault == "reject" or not self._fleet.hopeful):
-                raise Refused(self._why_down(), full=False, retry_s=self.retry_after_s())
+                raise Refused(self._fleet.why_down(), full=False, retry_s=self.retry_after_s())
             self._book.admit(job.id)
-            request = _Request(job, sink, self._router.hashes(job.prompt))
+            request = Request(job, sink, self._router.hashes(job.prompt))
             self._requests[job.id] = request
             self._first += 1
         self._mailbox.post(lambda: self._place(request))
@@ -214,7 +193,7 @@ class Supervisor:
 
     # -- the mailbox's thread
 
-    def _place(self, request: _Request) -> None:
+    def _place(self, request: Request) -> None:
         # Units are asked outside the lock: they may hold one of their own while they call a sink.
         lives = self._fleet.lives.items()
         ready = {name for name, life in lives if life.phase == "ready" and life.unit.state == "ready"}
@@ -242,6 +221,7 @@ class Supervisor:
             request.sink(Placed(id, unit, attempt.retry, request.cause))
         try:
             self._fleet.lives[unit].unit.submit(job, partial(self._event, request, attempt))
+            request.wait_s = 0.0
         except RuntimeError:  # it was lost a moment ago and the news is on its way
             self._return(request, attempt)
             request.refused += 1
@@ -252,7 +232,7 @@ class Supervisor:
             self._return(request, attempt)
             self._fail(request, Fault((), "error", str(error)))
 
-    def _complete(self, request: _Request) -> bool:
+    def _complete(self, request: Request) -> bool:
         """All its tokens were given out before the news of its end was lost."""
         given, job = len(request.given), request.job
         if given and (given >= job.max_tokens or len(job.prompt) + given >= self.max_tokens):
@@ -260,7 +240,7 @@ class Supervisor:
             return True
         return False
 
-    def _choose(self, request: _Request, ready: set[str]) -> str | None:
+    def _choose(self, request: Request, ready: set[str]) -> str | None:
         moved = request.cause is not None
         if moved and self.rules.on_fault == "restart":
             same = request.last_unit
@@ -273,21 +253,29 @@ class Supervisor:
             return None
         return self._router.pick({name: self._outstanding[name] for name in ready}, request.hashes)
 
-    def _wait(self, request: _Request) -> None:
+    def _wait(self, request: Request) -> None:
         if not self._fleet.hopeful:
-            self._end(request, "failed", Failed(request.job.id, request.cause or Fault((), "dead", self._why_down())))
+            self._end(request, "failed", self._unserved(request, "no unit will serve any more"))
             return
-        request.waits += 1
-        number = request.waits
+        # Units come and go meanwhile: the wait ends with a unit that takes the request, or at the time set first.
+        if not request.wait_s:
+            request.wait_s = until = time.monotonic() + self.rules.wait_s
+            self._mailbox.after(self.rules.wait_s, lambda: self._waited(request, until))
+        elif request.wait_s <= time.monotonic():
+            self._end(request, "failed", self._unserved(request, f"no unit came up within {self.rules.wait_s:g} s"))
+            return
         self._waiting[request.job.id] = None
-        self._mailbox.after(self.rules.wait_s, lambda: self._waited(request, number))
 
-    def _waited(self, request: _Request, number: int) -> None:
+    def _waited(self, request: Request, until: float) -> None:
         with self._lock:
-            if request.waits == number and request.job.id in self._waiting:
+            if request.wait_s == until and request.job.id in self._waiting:
                 del self._waiting[request.job.id]
-                words = f"no unit came up within {self.rules.wait_s:g} s: {self._why_down()}"
-                self._end(request, "failed", Failed(request.job.id, request.cause or Fault((), "start", words)))
+                self._end(request, "failed", self._unserved(request, f"no unit came up within {self.rules.wait_s:g} s"))
+
+    def _unserved(self, request: Request, words: str) -> Failed:
+        """Its end where no unit takes it; what ended its last try is told as well."""
+        after = f" after {request.last_unit} was lost ({described(request.cause)})" if request.cause else ""
+        return Failed(request.job.id, Fault((), "start", f"{words}{after}: {self._fleet.why_down()}"))
 
     def _up(self, name: str) -> None:
         with self._lock:
@@ -306,9 +294,16 @@ class Supervisor:
         if not self._fleet.hopeful:
             self._up(name)  # those that wait are told that nothing will come
 
-    def _over(self, request: _Request, attempt: Attempt, fault: Fault) -> None:
+    def _over(self, request: Request, attempt: Attempt, fault: Fault) -> None:
         """The attempt has failed: on to the next one, or the end."""
         if not self._return(request, attempt):
+            return
+        request.slow += attempt.job in fault.jobs
+        if request.slow >= MOST_SLOW:
+            words = (
+                f"{request.slow} units were lost while they computed this prompt of {len(request.job.prompt):,} tokens"
+            )
+            self._fail(request, fault._replace(message=f"{words}, and no other one is tried: {fault.message}"))
             return
         if self.rules.on_fault == "reject" or request.retries >= self.rules.retries:
             self._fail(request, fault)
@@ -319,7 +314,7 @@ class Supervisor:
             self.retries += 1
         self._place(request)
 
-    def _return(self, request: _Request, attempt: Attempt) -> bool:
+    def _return(self, request: Request, attempt: Attempt) -> bool:
         with self._lock:
             if not self._book.owns(attempt):
                 return False
@@ -327,7 +322,7 @@ class Supervisor:
             self._uncharge(request, attempt.unit)
             return True
 
-    def _fail(self, request: _Request, fault: Fault) -> None:
+    def _fail(self, request: Request, fault: Fault) -> None:
         with self._lock:
             if request.job.id in self._book:
                 self._end(request, "failed", Failed(request.job.id, fault))
@@ -338,7 +333,7 @@ class Supervisor:
 
     # -- the units' threads
 
-    def _event(self, request: _Request, attempt: Attempt, event: Event) -> None:
+    def _event(self, request: Request, attempt: Attempt, event: Event) -> None:
         with self._lock:
             if not self._book.owns(attempt):
                 self._book.stale += 1
@@ -352,7 +347,7 @@ class Supervisor:
                 return
         self._mailbox.post(lambda: self._over(request, attempt, event.fault))
 
-    def _token(self, request: _Request, attempt: Attempt, event: Token) -> None:
+    def _token(self, request: Request, attempt: Attempt, event: Token) -> None:
         index = len(request.given)
         if event.index != index - request.base:
             words = f"token {event.index} came where {index - request.base} was due"
@@ -370,11 +365,11 @@ class Supervisor:
 
     # -- under the lock
 
-    def _uncharge(self, request: _Request, unit: str) -> None:
+    def _uncharge(self, request: Request, unit: str) -> None:
         self._outstanding[unit] -= request.charge
         request.charge = 0
 
-    def _end(self, request: _Request, how: Ending, event: Event) -> None:
+    def _end(self, request: Request, how: Ending, event: Event) -> None:
         id = request.job.id
         attempt = self._book.owner(id)
         if attempt is not None:
@@ -387,12 +382,6 @@ class Supervisor:
         request.sink(event)
         if not self._requests:
             self._idle.notify_all()
-
-    def _why_down(self) -> str:
-        def words(life: Life) -> str:
-            return f"{life.unit.name} is {life.phase}" + (f" ({described(life.fault)})" if life.fault else "")
-
-        return "; ".join(words(life) for life in self._fleet.lives.values())
 
     def _bug(self, error: Exception) -> None:
         self.bugs.append(f"{type(error).__name__}: {error}"[:500])

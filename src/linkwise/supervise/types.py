@@ -36,13 +36,14 @@ class Fault(NamedTuple):
     """Why a group ended: the ranks at fault (numbers inside the unit; empty = none could be named) and what they did.
 
     kind: dead (process gone), stopped (alive, no heartbeat), slow (heartbeat, but behind all others), error (said so
-    itself), start (did not come up), map (not where the plan puts it).
+    itself), start (did not come up), map (not where the plan puts it). jobs: whose prompts ranks were computing then.
     """
 
     ranks: tuple[int, ...]
     kind: FaultKind
     message: str
     after_s: float = 0.0
+    jobs: tuple[str, ...] = ()
 
 
 class Token(NamedTuple):
@@ -98,7 +99,12 @@ class Unit(Protocol):
     def state(self) -> State: ...
 
     @property
-    def load(self) -> Load: ...
+    def load(self) -> Load:
+        """Its counters never go back, also when the unit is brought up again."""
+
+    @property
+    def progress_s(self) -> float:
+        """time.monotonic() when a rank last got on with a step, 0.0 = never."""
 
     def start(self, watch: Callable[[State, Fault | None], None]) -> None:
         """Bring all ranks up (again, after a fault)."""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
+from linkwise.core.files import open_regular
 from linkwise.core.printable import printable
 from linkwise.trace import readers
 from linkwise.trace.events import RankTrace, Trace
@@ -66,8 +67,17 @@ def gather(paths: Sequence[str | Path], *, processes: int = 2) -> Evidence:
     """
     files = list(_files(paths))
     size = sum(os.path.getsize(path) for path, _ in files if os.path.isfile(path))
-    apart = processes > 0 and size > PARALLEL_BYTES
+    apart = processes > 0 and (size > PARALLEL_BYTES or any(_packed(path) for path, _ in files))
     return _together(_apart(files, processes) if apart else [_read(one) for one in files])
+
+
+def _packed(path: str) -> bool:
+    """A small packed file may be a large one."""
+    try:
+        with open_regular(path) as (file, _):
+            return file.read(2) == b"\x1f\x8b"
+    except InputError:
+        return False
 
 
 def _apart(files: list[tuple[str, str]], processes: int) -> list[_Read]:
@@ -164,6 +174,7 @@ def _told_apart(found: list[tuple[str, RankTrace]]) -> tuple[list[RankTrace], di
     A rank that is there twice is one of three: of another folder, hence of another job; of a later start of the same
     unit; or the same record in a second form, such as a dump as pickle and as JSON, of which the fuller one is used.
     """
+    found, again = _without_copies(found)
     folders: dict[tuple[str, int], set[str]] = {}
     for path, rank in found:
         folders.setdefault((rank.head.unit, rank.head.rank), set()).add(os.path.dirname(path))
@@ -173,7 +184,7 @@ def _told_apart(found: list[tuple[str, RankTrace]]) -> tuple[list[RankTrace], di
         unit = "/".join(word for word in (os.path.dirname(path), rank.head.unit) if word) if apart else rank.head.unit
         units.setdefault(unit, []).append((path, rank))
     kept: list[RankTrace] = []
-    doubles: dict[str, tuple[str, ...]] = {}
+    doubles = again
     for unit, records in units.items():
         seen: dict[int, tuple[str, RankTrace]] = {}
         start = 1
@@ -188,6 +199,34 @@ def _told_apart(found: list[tuple[str, RankTrace]]) -> tuple[list[RankTrace], di
                 seen[number] = (path, rank)
         kept += _named(seen, unit, start)
     return sorted(kept, key=lambda rank: (rank.head.unit, rank.head.rank)), doubles
+
+
+def _without_copies(
+    found: list[tuple[str, RankTrace]],
+) -> tuple[list[tuple[str, RankTrace]], dict[str, tuple[str, ...]]]:
+    """Records without those of a folder inside another one that has all of its ranks and more: copies, not a job."""
+    ranks: dict[str, set[tuple[str, int]]] = {}
+    for path, rank in found:
+        ranks.setdefault(os.path.dirname(path), set()).add((rank.head.unit, rank.head.rank))
+    inside = {
+        folder: next(
+            (
+                top
+                for top in ranks
+                if folder.startswith(f"{top}/" if top else "") and folder != top and own < ranks[top]
+            ),
+            None,
+        )
+        for folder, own in ranks.items()
+    }
+    notes: dict[str, tuple[str, ...]] = {
+        path: (
+            f"rank {rank.head.rank} is also in {inside[os.path.dirname(path)] or 'the folder above'}, which is used",
+        )
+        for path, rank in found
+        if inside[os.path.dirname(path)] is not None
+    }
+    return [one for one in found if one[0] not in notes], notes
 
 
 def _fuller(path: str, rank: RankTrace) -> tuple[int, bool, str]:

@@ -14,7 +14,7 @@ had not written yet is at most what it did since the thread's last turn.
 A call that takes longer than a turn is written as open. And the call under way stands in a small file beside, mapped
 into memory: what a process has put there outlives it however it ends, so its record ends with the call it was in
 (`Slot`).
-`cpu` is what the system says of the thread that runs steps and of its control group, counted since their start.
+`cpu` is what the system says of the process's threads and of its control group, counted since their start.
 What a group's driver sees of its ranks goes into a file beside theirs (`note_fault`).
 """
 
@@ -40,7 +40,7 @@ EVENTS = 65_536
 FILE_BYTES = 64 * 2**20
 TURN_S = 0.1  # a driver that sees a rank stopped or gone ends the others within half a second: they must have written
 ANCHOR_S = 10.0
-CPU_S = 1.0
+CPU_S = 0.5
 SUFFIX, EARLIER, FAULTS, OPEN = ".trace.jsonl", ".earlier.trace.jsonl", ".faults.jsonl", ".open.jsonl"
 
 
@@ -87,8 +87,8 @@ class Open(NamedTuple):
 
 
 class Cpu(NamedTuple):
-    """Of the thread that runs steps: time on a core and time it waited for one; of its control group: periods of its
-    quota, those in which it was stopped, and for how long. Counted since the start of each."""
+    """Of all threads: time on a core and time they waited for one; of their control group: periods of its quota, those
+    in which it was stopped, and for how long. Counted since the start of each."""
 
     tag: Annotated[str, Meta(pattern="^cpu$")]
     run_ns: Count

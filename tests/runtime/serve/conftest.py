@@ -12,10 +12,12 @@ import pytest
 from tests.runtime.serve.words import FakeText
 from tests.supervise.fake import FakeUnit, until
 
-from linkwise.runtime.serve.app import Service, create_app
+from linkwise.runtime.serve.app import Service
+from linkwise.runtime.serve.connections import Connections
 from linkwise.runtime.serve.limits import Limits
 from linkwise.runtime.serve.metrics import Metrics
-from linkwise.runtime.serve.run import _Server, bind
+from linkwise.runtime.serve.run import bind
+from linkwise.runtime.serve.run import server as web_server
 from linkwise.runtime.serve.spans import Spans
 from linkwise.supervise.rules import Rules
 from linkwise.supervise.supervisor import Supervisor
@@ -24,9 +26,10 @@ from linkwise.supervise.supervisor import Supervisor
 class Running:
     """A server in a thread. client: an httpx client of it."""
 
-    def __init__(self, units: list[FakeUnit], rules: Rules, limits: Limits, key: str, spans: Path | None) -> None:
-        import uvicorn
-
+    def __init__(
+        self, units: list[FakeUnit], rules: Rules, limits: Limits, key: str, spans: Path | None,
+        connections: Connections | None = None,
+    ) -> None:  # fmt: skip
         self.units, self.text = units, FakeText()
         self.supervisor = Supervisor(units, rules)
         self.service = Service(
@@ -36,8 +39,8 @@ class Running:
         self.listener: socket.socket = bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(create_app(self.service), log_config=None, lifespan="off", ws="none")
-        self.server = _Server(config)
+        self.connections = connections or Connections()
+        self.server = web_server(self.service, self.connections)
         self.thread = threading.Thread(
             target=lambda: asyncio.run(self.server.serve(sockets=[self.listener])), daemon=True
         )
@@ -72,10 +75,12 @@ def serve() -> Iterator[Callable[..., Running]]:
     made: list[Running] = []
 
     def start(
-        *units: FakeUnit, limits: Limits | None = None, key: str = "", spans: Path | None = None, **rules: Any
-    ) -> Running:
+        *units: FakeUnit, limits: Limits | None = None, key: str = "", spans: Path | None = None,
+        connections: Connections | None = None, **rules: Any,
+    ) -> Running:  # fmt: skip
         given = {"backoff_s": 0.01, "backoff_most_s": 0.05, "failures": 1000, "probe_s": 0.5, **rules}
-        running = Running(list(units) or [FakeUnit("a"), FakeUnit("b")], Rules(**given), limits or Limits(), key, spans)
+        some = list(units) or [FakeUnit("a"), FakeUnit("b")]
+        running = Running(some, Rules(**given), limits or Limits(), key, spans, connections)
         made.append(running)
         return running
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import threading
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from tests.supervise.fake import FakeUnit, until
 from linkwise.runtime.serve.answer import Stops
 from linkwise.runtime.serve.limits import Limits, is_local
 from linkwise.runtime.serve.run import QUIET_S, Seldom
+from linkwise.runtime.serve.turns import SHORT_BYTES
 from linkwise.supervise.types import Fault
 
 CHAT = [{"role": "user", "content": "hi there"}]
@@ -216,6 +218,99 @@ def test_request_ids_come_back(server) -> None:
     assert odd.headers["x-request-id"] != "no spaces please"
 
 
+@pytest.mark.parametrize(
+    ("path", "sent", "status"),
+    [
+        ("/v1/completions", b'{"prompt": 5}', 400),
+        ("/v1/completions", b"{", 400),
+        ("/v1/completions", b'{"prompt": "a", "model": "other"}', 404),
+        ("/v1/nothing", b"{}", 404),
+        ("/health", b"", 405),
+    ],
+)
+def test_request_ids_come_back_on_errors(server, path: str, sent: bytes, status: int) -> None:
+    headers = {"x-request-id": "mine-2", "content-type": "application/json"}
+    answer = server.client.post(path, content=sent, headers=headers)
+    assert answer.status_code == status
+    assert answer.headers["x-request-id"] == "mine-2"
+    del headers["x-request-id"]
+    assert server.client.post(path, content=sent, headers=headers).headers["x-request-id"]
+
+
+def test_a_client_that_goes_away_with_half_a_body_is_no_error_of_ours(server, caplog) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n"
+        )
+        line.sendall(head.encode() + b'{"prompt"')
+        assert until(lambda: server.connections._open > len(server.connections._idle))
+    assert until(lambda: server.connections._open == len(server.connections._idle))
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def _longer(prompt: str, **more: Any) -> dict[str, Any]:
+    """A request whose body takes its turn among the long ones."""
+    return {"prompt": prompt, "max_tokens": 2, "temperature": 0, "user": "x" * SHORT_BYTES, **more}
+
+
+def test_texts_that_cannot_fit_are_not_tokenised(serve) -> None:
+    server = serve()
+    # The model takes 4096 tokens, and a token is at most four characters of this text.
+    for path, body in (
+        ("/v1/completions", {"prompt": ["short", "x" * (4 * 4096)]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * (4 * 4096)}]}),
+    ):
+        answer = server.client.post(path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert server.text.encoded == []
+
+
+def test_requests_that_are_read_count_as_waiting_and_hold_up_no_short_one(serve) -> None:
+    server = serve(max_waiting=3, limits=Limits(timeout_s=30.0))
+    text = server.text
+    text.gate.clear()
+    answers: list[httpx.Response] = []
+
+    def long() -> None:
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=_longer("y" * 1000), timeout=60))
+
+    threads = [threading.Thread(target=long) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert until(lambda: len(text.encoded) == 1 and server.metric("linkwise:requests_queued{") == 2)
+        assert server.ask("hi", 3).json()["choices"][0]["text"] == written("hi", 3)
+        third = threading.Thread(target=long)
+        third.start()
+        threads.append(third)
+        assert until(lambda: server.metric("linkwise:requests_queued{") == 3)
+        full = server.ask("hi", 3)
+        assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+        assert text.encoded == ["y" * 1000, "hi"]  # one long text at a time
+    finally:
+        text.gate.set()
+        for thread in threads:
+            thread.join()
+    assert [a.json()["choices"][0]["text"] for a in answers] == [written("y" * 1000, 2)] * 3
+    assert server.metric("linkwise:requests_queued{") == 0
+
+
+def test_a_request_that_is_not_read_in_time_gets_504_and_gives_its_turn_up(serve) -> None:
+    server = serve(limits=Limits(timeout_s=0.3))
+    server.text.gate.clear()
+    try:
+        for _ in range(2):
+            late = server.client.post("/v1/completions", json=_longer("z" * 1000))
+            assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=_longer("z" * 1000), timeout=0.1)
+        assert until(lambda: server.metric("linkwise:requests_queued{") == 0)
+        assert server.text.encoded == ["z" * 1000]  # those whose turn had not come never take it
+    finally:
+        server.text.gate.set()
+
+
 def test_a_client_that_goes_away_frees_its_request(server) -> None:
     before = server.metric(ABORTED)
     with httpx.stream(
@@ -343,10 +438,20 @@ def test_limits(serve) -> None:
     assert [a.status_code for a in answers] == [504, 504]
     assert until(lambda: server.supervisor.live == 0)
     assert server.metric(ABORTED) == 2  # those that were admitted, and not the one with 429
-    # Two of three prompts are admitted, and cancelled when the third one is not.
-    assert server.ask(["x", "y", "z"], 5).status_code == 429
+    # One of two prompts is admitted beside one that waits, and cancelled when the second one is not.
+    waiting = threading.Thread(target=lambda: server.ask("x", 5))
+    waiting.start()
+    assert until(lambda: server.supervisor.waiting == 1)
+    assert server.ask(["x", "y"], 5).status_code == 429
+    waiting.join()
     assert until(lambda: server.supervisor.live == 0)
     assert server.metric(ABORTED) == 4
+    # More prompts than may wait at all can never be served: no reason to try again.
+    many = server.ask(["x", "y", "z"], 5)
+    assert many.status_code == 400
+    assert many.json()["error"]["param"] == "prompt"
+    assert "3 prompts in one request; at most 2" in many.json()["error"]["message"]
+    assert "retry-after" not in many.headers
     unit.frozen = False
     assert until(lambda: unit.load.running == 0)
     assert server.ask("x", 5).status_code == 200
@@ -382,6 +487,13 @@ def test_sampled_text_is_seeded(server) -> None:
     assert job.sampling == (0.5, 0.9, 7)
     assert job.trace
     assert "seed" not in job.trace
+    # Equal prompts of one request are drawn apart, unless the client gives their seed.
+    server.ask(["twin", "twin", "twin"], 1, temperature=1)
+    server.ask(["same", "same"], 1, temperature=1, seed=-1)
+    twins = [j for u in server.units for j in u.accepted if j.prompt == tuple(FakeText().encode("twin"))]
+    same = [j for u in server.units for j in u.accepted if j.prompt == tuple(FakeText().encode("same"))]
+    assert len({j.sampling.seed for j in twins}) == len(twins) == 3
+    assert [j.sampling.seed for j in same] == [2**64 - 1] * 2
 
 
 def test_a_warning_is_said_again_after_a_minute_and_errors_always() -> None:

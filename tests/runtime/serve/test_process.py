@@ -206,4 +206,5 @@ def test_weights_that_miss_a_tensor_end_it_with_one_error(folder: Path, tmp_path
     errors = [line for line in broken.lines if "error:" in line]
     assert len(errors) == 1
     assert "layers.2" in errors[0]
+    assert not any("restart" in line for line in broken.lines)  # what will not happen is not promised
     assert errors[0].count("rank 0") == 1

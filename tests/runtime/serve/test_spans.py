@@ -1,13 +1,14 @@
 """Spans of requests: under the client's traceparent, nested in time, and without any text."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.serve.words import written
-from tests.supervise.fake import FakeUnit
+from tests.supervise.fake import FakeUnit, until
 
 from linkwise.core.errors import InputError
 from linkwise.runtime.serve.limits import Limits
@@ -87,12 +88,17 @@ def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 def test_a_refused_request_leaves_no_spans(serve, tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     unit = FakeUnit("a")
+    server = serve(unit, spans=path, max_waiting=2, limits=Limits(timeout_s=2.0))
     unit.frozen = True
-    server = serve(unit, spans=path, max_waiting=1, limits=Limits(timeout_s=2.0))
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     body = {"prompt": ["admitted", "refused"], "max_tokens": 4}
+    first = threading.Thread(target=lambda: server.ask("first"))
+    first.start()
+    assert until(lambda: server.supervisor.waiting == 1)
     assert server.client.post("/v1/completions", json=body, headers=headers).status_code == 429
+    first.join()
     server.service.spans.close()
     found = [json.loads(line) for line in path.read_text().splitlines()]
     names = [s["name"] for one in found for r in one["resourceSpans"] for p in r["scopeSpans"] for s in p["spans"]]
-    assert sorted(names) in (["queue", "request"], ["prefill", "queue", "request"])  # of the one that was admitted
+    names.remove("prefill")  # of the first one, which reached the unit
+    assert sorted(names) in (["queue", "queue", "request", "request"], ["prefill", *["queue"] * 2, *["request"] * 2])

@@ -1,5 +1,6 @@
 """A tokenizer for tests: token t is the character with code 32 + t, so that every id is one visible letter."""
 
+import threading
 from typing import Any
 
 from tests.supervise.fake import VOCAB, greedy
@@ -19,16 +20,27 @@ class FakeText:
     stop_ids: frozenset[int] = frozenset()
     vocab = VOCAB
 
-    def encode(self, text: str) -> list[int]:
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+        self.gate = threading.Event()  # texts of 1000 characters and more wait for it
+        self.gate.set()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        self.encoded.append(text)
+        if len(text) >= 1000:
+            self.gate.wait()
         return [1 + (ord(c) - 32) % (VOCAB - 1) for c in text]
 
-    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    def at_least(self, text: str) -> int:
+        return -(-len(text) // 4)  # as if a token could be four characters
+
+    def written(self, messages: list[dict[str, Any]]) -> str:
         for number, message in enumerate(messages):
             if not isinstance(message.get("content"), str):
                 raise InputError("no content", where=f"messages[{number}]", expected="a text")
         if not messages:
             raise InputError("no messages", expected="at least one")
-        return self.encode("\n".join(f"{m['role']}:{m['content']}" for m in messages))
+        return "\n".join(f"{m['role']}:{m['content']}" for m in messages)
 
     def stream(self) -> FakeStream:
         return FakeStream()

@@ -1,6 +1,7 @@
 """A GGUF file of a model transformers made comes back as that model; foreign and damaged files are refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from linkwise.core.errors import InputError  # noqa: E402
 from linkwise.runtime.text import open_text  # noqa: E402
 from linkwise.runtime.weights import gguf as ours  # noqa: E402
 from linkwise.runtime.weights.source import open_source  # noqa: E402
+from linkwise.runtime.weights.written import MARK  # noqa: E402
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
@@ -180,6 +182,64 @@ def test_a_folder_of_ours_is_replaced_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"notes\.txt"):
         ours.convert(path, tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    ours.convert(path, tmp_path / "empty")
+    assert open_source(tmp_path / "empty").dtype == "bfloat16"
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_somebody_elses_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+    """The same file names are no proof of where they come from, and neither is a mark beside other files."""
+    path = write(tmp_path / "m.gguf", tiny(True), tokenizer())
+    theirs = tmp_path / "theirs"
+    tiny(True).save_pretrained(theirs)
+    before = kept(theirs)
+    with pytest.raises(InputError, match=r"'config\.json', which this command did not write"):
+        ours.convert(path, theirs)
+    assert kept(theirs) == before
+    made = tmp_path / "made"
+    ours.convert(path, made)
+    tiny(False).save_pretrained(made)  # tuned, and saved where it was read from
+    before = kept(made)
+    with pytest.raises(InputError, match=r"has changed since this command wrote it"):
+        ours.convert(path, made)
+    assert kept(made) == before
+    for mark in ('{"schema": "linkwise.weights/1", "files": 5}', "{}"):
+        (theirs / MARK).write_text(mark)
+        with pytest.raises(InputError, match="did not write"):
+            ours.convert(path, theirs)
+
+
+def test_what_cannot_take_the_place_of_a_folder_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "m.gguf", tiny(True), tokenizer())
+    ours.convert(path, tmp_path / "out", dtype="float32")
+    before = kept(tmp_path / "out")
+    rename = os.rename
+
+    def fails(source: Any, target: Any) -> None:
+        if Path(target) == tmp_path / "out" and ".before." not in str(source):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(InputError, match="No space left"):
+        ours.convert(path, tmp_path / "out")
+    assert kept(tmp_path / "out") == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf", "out"]
+    # At the worst moment, between the two renames, both are on the disk.
+    seen: list[list[str]] = []
+
+    def dies(source: Any, target: Any) -> None:
+        rename(source, target)
+        if Path(source) == tmp_path / "out":
+            seen.append(sorted(file.name for file in tmp_path.glob(".*/**/model.safetensors")))
+
+    monkeypatch.setattr(os, "rename", dies)
+    ours.convert(path, tmp_path / "out")
+    assert seen == [["model.safetensors"] * 2]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def test_linkwise_writes_what_is_read(tmp_path: Path) -> None:
     writer = Spans(path, "tiny")
     begun = time.time_ns()
     at = time.monotonic()
-    trail = writer.trail({"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}, {"linkwise.request": "ab12cd34ab12cd34"})
+    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    trail = writer.trail(headers, {"linkwise.request": "ab12cd34ab12cd34"}, at)
     trail.first(at + 0.02)
     trail.ended("error", 12, 3, at + 0.05)
     writer.close()

@@ -12,7 +12,7 @@ from linkwise.diagnose.types import Finding
 
 RULES = (
     "mismatch", "hang", "stacks", "monitors", "network", "devices", "host", "handoff", "pools", "links", "routes",
-    "late", "compute", "experts",
+    "late", "quotas", "compute", "experts",
 )  # fmt: skip
 
 

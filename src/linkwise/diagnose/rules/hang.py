@@ -9,10 +9,16 @@ record, that everybody with one waits for, is where nobody could look. Those who
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.progress import on_device, waiting
+from linkwise.diagnose.progress import Progress, on_device, waiting
 from linkwise.diagnose.types import DRIVER, Cause, Class, Fault, Finding
+from linkwise.trace.calls import DONE
 from linkwise.trace.facts import Fact
+from linkwise.trace.joined import P2P
+
+POLL_NS = 200_000_000  # a watchdog looks for completed calls every 0.1 s: two ranks may know of one so far apart
 
 
 class Stall(NamedTuple):
@@ -39,8 +45,15 @@ def find(case: Case) -> Iterator[Finding]:
     told = _told(case)
     yield from told.values()
     device = _behind_on_device(case)
-    silent = _silent(case, stuck)
+    silent, alone = _silent(case, stuck)
     absent = _absent(case, stuck, {*device, *silent})
+    messages = _messages(case)
+    for place, why in messages.items():
+        if isinstance(place, int):
+            silent.setdefault(place, []).extend(why)
+    if not (device or silent or absent):
+        # Messages wait along a whole pipeline: a missing record matters only where nobody else explains them.
+        absent = {place: why for place, why in messages.items() if not isinstance(place, int)}
     reporter = _reporter(case, stuck)
     for place, why in device.items():
         yield _finding(case, place, why, "device_error", "device", reporter)
@@ -49,8 +62,11 @@ def find(case: Case) -> Iterator[Finding]:
             yield _finding(case, place, why, "stopped_rank", "host", reporter)
     for (unit, rank), why in absent.items():
         yield _absent_finding(case, unit, rank, why, reporter)
-    if stuck and not (device or silent or absent or told):
-        yield from _undecided(case, stuck, reporter)
+    if not (device or silent or absent or told):
+        if alone:
+            yield alone[0]
+        elif stuck:
+            yield from _undecided(case, stuck, reporter)
 
 
 def _told(case: Case) -> dict[int, Finding]:
@@ -82,7 +98,7 @@ def _behind_on_device(case: Case) -> dict[int, list[str]]:
         counted = {rank: one for rank, one in members.items() if one.counted and on_device(case.joined, one.who)}
         most = max((one.completed for one in counted.values()), default=-1)
         for rank, one in counted.items():
-            if one.completed < most and one.enqueued > one.completed:
+            if one.completed < most and one.enqueued > one.completed and not _ended_before(case, place, one, most):
                 ahead = ranks_text([r for r, other in counted.items() if other.completed == most])
                 found.setdefault(one.who, []).append(
                     f"{_group(case, place)}: rank {rank} completed call {one.completed} of {one.enqueued} enqueued,"
@@ -91,16 +107,77 @@ def _behind_on_device(case: Case) -> dict[int, list[str]]:
     return found
 
 
-def _silent(case: Case, stuck: list[Stall]) -> dict[int, list[str]]:
+def _ended_before(case: Case, place: int, one: Progress, most: int) -> bool:
+    """Whether a record ends before it could know of what its peers completed: dumps are not taken at one moment.
+
+    A record of open calls alone is written by a tool that saw the hang; there nothing is known of completed calls.
+    """
+    rows = case.joined.rows
+    if case.joined.ranks[one.who].only_open:
+        return False
+    mine = rows.who == one.who
+    newest = max(int(rows.created_ns[mine].max(initial=0)), int(rows.ended_ns[mine].max(initial=0)))
+    theirs = (rows.group == place) & (rows.sequence > one.completed) & (rows.sequence <= most) & (rows.who != one.who)
+    ended = rows.ended_ns[theirs & (rows.ended_ns > 0)]
+    return bool(len(ended)) and newest <= int(ended.min()) + POLL_NS
+
+
+def _silent(case: Case, stuck: list[Stall]) -> tuple[dict[int, list[str]], list[Finding]]:
+    """Members that do not come; and where most of a group does not, that the few in the call may be the odd ones."""
     found: dict[int, list[str]] = {}
+    alone: list[Finding] = []
     for stall in stuck:
-        for rank, one in case.board[stall.group].items():
-            if one.enqueued < stall.call and not one.open and not waiting(case.joined, one.who, case.board):
-                inside = [r for r, other in case.board[stall.group].items() if other.open]
-                found.setdefault(one.who, []).append(
-                    f"{_group(case, stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} entered"
-                    f" {one.enqueued if one.enqueued >= 0 else 'none'} and waits for nothing"
-                )
+        members = case.board[stall.group]
+        behind = {
+            rank: one
+            for rank, one in members.items()
+            if one.enqueued < stall.call and not one.open and not waiting(case.joined, one.who, case.board)
+        }
+        inside = [rank for rank, other in members.items() if other.open]
+        if len(behind) > max(1, len(inside)):
+            alone.append(_ahead(case, stall, inside, list(behind)))
+            continue
+        for rank, one in behind.items():
+            found.setdefault(one.who, []).append(
+                f"{_group(case, stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} entered"
+                f" {one.enqueued if one.enqueued >= 0 else 'none'} and waits for nothing"
+            )
+    return found, alone
+
+
+def _ahead(case: Case, stall: Stall, inside: list[int], behind: list[int]) -> Finding:
+    where = f"call {stall.call} of {_group(case, stall.group)}"
+    return Finding(
+        class_="hang",
+        summary=f"{ranks_text(inside)} entered {where}, which the other {len(behind)} did not: a call too many there,"
+        " or all the others stand still",
+        confidence=0.5,
+        decided=False,
+        evidence=(f"{where}: {ranks_text(behind)} did not enter it and wait for nothing",),
+        would_decide="stacks of a rank of each kind, or the plan of this step",
+        next="py-spy dump of a rank of each kind: did the others mean to make this call?",
+        recovery="restart group",
+    )
+
+
+def _messages(case: Case) -> dict[int | tuple[str, int], list[str]]:
+    """Who is waited for in a send or a receive that is not over, and waits for nothing itself or has no record."""
+    joined = case.joined
+    rows = joined.rows
+    places = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(joined.ranks)}
+    p2p = np.isin(rows.op, [joined.op(name) for name in P2P])
+    found: dict[int | tuple[str, int], list[str]] = {}
+    for row in np.flatnonzero(p2p & (rows.state != DONE) & (rows.peer >= 0)).tolist():
+        who, peer = int(rows.who[row]), int(rows.peer[row])
+        unit = joined.ranks[who].head.unit
+        place = places.get((unit, peer))
+        if place is not None and waiting(joined, place, case.board):
+            continue
+        key: int | tuple[str, int] = (unit, peer) if place is None else place
+        there = "has no record" if place is None else "waits for nothing"
+        why = found.setdefault(key, [])
+        if len(why) < 8:
+            why.append(f"{case.name(who)} waits in a {joined.ops[rows.op[row]]} with rank {peer}, which {there}")
     return found
 
 

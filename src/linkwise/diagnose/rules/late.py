@@ -27,7 +27,7 @@ UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets
 PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
 SHARED = 0.5  # of the record lost to others on the same cores, without a quota: less is a busy machine, no rank's fault
 ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
-PAUSE_NS = 1_000_000_000  # one stop this long is a stop, not a slow call
+PAUSE_NS = 2_000_000_000  # one stop this long is a stop; a second passes on a host that is overloaded
 DELAY = "cpu.run_delay_ns"
 CONTENTION = ("cpu.nr_throttled", "cpu.throttled_us", DELAY)
 _NS = {"cpu.throttled_us": 1e3, DELAY: 1.0}
@@ -328,6 +328,8 @@ def _paused(case: Case, t: Timing) -> Iterator[Finding]:
     wait = int(t.wait[call])
     if wait < PAUSE_NS or wait < SHARE * t.elapsed_ns or t.own_ns[who] < 0.5 * wait:
         return
+    if _cause(case, t, who, wait)[0] == "contention" and not _refused(case, who):
+        return  # it could have run, and others did
     yield Finding(
         class_="stopped_rank",
         summary=f"{case.name(who)} stood still once for {wait / 1e9:.3g} s and went on",

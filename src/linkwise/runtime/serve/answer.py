@@ -67,17 +67,18 @@ class _One:
 class Answer:
     """A request's answers. `next` until `over`; `close` in any case, which cancels what still runs.
 
+    began: when the request came (time.monotonic()), which its times and its timeout_s count from.
     tokens: new ones so far, of all answers. Lives in the loop that made it; only `_take` is called by other threads.
     """
 
     def __init__(
         self, id: str, ask: Ask, text: Text, supervisor: Supervisor, metrics: Metrics, trails: list[Trail],
-        timeout_s: float, trace: str,
+        timeout_s: float, trace: str, began: float,
     ) -> None:  # fmt: skip
         self._supervisor, self._metrics, self._ask = supervisor, metrics, ask
         self._loop = asyncio.get_running_loop()
-        self._began = time.monotonic()
-        self._deadline = self._loop.time() + timeout_s
+        self._began = began
+        self._deadline = self._loop.time() + timeout_s - (time.monotonic() - began)
         self._timeout_s = timeout_s
         self._inbox: deque[tuple[int, Event | Placed, float]] = deque()
         self._news = asyncio.Event()
@@ -86,7 +87,9 @@ class Answer:
         wanted, self._ones = self._ones, []
         try:
             for number, one in enumerate(wanted):
-                job = Job(one.id, ask.prompts[number], ask.max_tokens[number], ask.sampling, ask.stop_ids, trace=trace)
+                job = Job(
+                    one.id, ask.prompts[number], ask.max_tokens[number], ask.sampling[number], ask.stop_ids, trace=trace
+                )
                 supervisor.submit(job, self._sink(number))
                 self._ones.append(one)
         except Refused as error:
@@ -145,7 +148,10 @@ class Answer:
             return text
         if isinstance(event, Failed):
             self._ended(one, "error", at)
-            words = f"the group that served this request was lost: {described(event.fault)}"
+            fault = event.fault
+            # Of kind `start`: no group took the request, which says itself what became of the one before.
+            lost = f"the group that served this request was lost: {described(fault)}"
+            words = fault.message if fault.kind == "start" else lost
             raise ApiError(503, words, code="group_lost", retry_s=self._supervisor.retry_after_s())
         if event.reason == "cancelled":
             self._ended(one, "abort", at)

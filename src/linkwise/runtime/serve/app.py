@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from linkwise.core.errors import InputError
 from linkwise.runtime.serve import asks
@@ -22,11 +23,15 @@ from linkwise.runtime.serve.errors import ApiError
 from linkwise.runtime.serve.limits import Limits, check_key
 from linkwise.runtime.serve.metrics import Metrics
 from linkwise.runtime.serve.spans import Spans
+from linkwise.runtime.serve.turns import Turns
 from linkwise.supervise.health import Health
 from linkwise.supervise.supervisor import Supervisor
 from linkwise.trace.events import request_key
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_OPEN = ("/health", "/ready", "/metrics")  # answered also while there is no room for requests
+_GONE = 499  # nobody reads it; nginx's number
+BODIES_BYTES = 256 * 2**20  # of all bodies on their way and waiting to be read
 
 
 class Service(NamedTuple):
@@ -47,11 +52,14 @@ class Service(NamedTuple):
     vocab: int = 0
 
 
-def create_app(service: Service) -> FastAPI:
-    """An ASGI application. It starts nothing: the supervisor's life is the caller's."""
+def create_app(service: Service, full: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """An ASGI application. It starts nothing: the supervisor's life is the caller's.
+
+    full: is there no room for requests of the API? Health and metrics are answered all the same.
+    """
     app = FastAPI(title="linkwise", openapi_url=None)
     routes = _Routes(service)
-    service.metrics.watch(service.supervisor)
+    service.metrics.watch(service.supervisor, routes.reading)
     for path, method, route in (
         ("/v1/completions", "POST", routes.completions),
         ("/v1/chat/completions", "POST", routes.chat),
@@ -65,7 +73,34 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    return app
+    return _front(app, full)
+
+
+def _front(app: ASGIApp, full: Callable[[], bool]) -> ASGIApp:
+    """Every answer bears the request's id, the client's or one of ours, errors too."""
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+        id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["linkwise.request_id"] = id
+
+        async def bearing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id.encode())]
+            await send(message)
+
+        if full() and scope["path"] not in _OPEN:
+            error = ApiError(503, "too many connections are open", code="too_many_connections", retry_s=1.0)
+            reply = _answered(error)
+            reply.headers["connection"] = "close"
+            await reply(scope, receive, bearing)
+            return
+        await app(scope, receive, bearing)
+
+    return front
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -97,6 +132,13 @@ class _Routes:
         self._service = service
         self._trace_key = service.trace_key or secrets.token_bytes(16)
         self._probe: asyncio.Future[Health] | None = None
+        supervisor = service.supervisor
+        self._turns = Turns(lambda: supervisor.waiting, supervisor.rules.max_waiting)
+        self._bodies = 0  # bytes of them
+
+    def reading(self) -> int:
+        """Requests that wait for their turn to be read, and those that are read."""
+        return self._turns.here
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, chat=False)
@@ -110,7 +152,7 @@ class _Routes:
 
     async def model(self, request: Request, name: str) -> Response:
         check_key(request.headers.get("authorization"), self._service.key)
-        self._known(name)
+        asks.known(name, self._service.model)
         return _json(self._card())
 
     async def health(self) -> Response:
@@ -153,52 +195,70 @@ class _Routes:
             "max_model_len": service.supervisor.max_tokens,
         }
 
-    def _known(self, name: str) -> None:
-        if name and name != self._service.model:
-            words = f"the model {name!r} is not served here; {self._service.model!r} is"
-            raise ApiError(404, words, param="model", code="model_not_found")
-
     async def _generate(self, request: Request, *, chat: bool) -> Response:
         service = self._service
         check_key(request.headers.get("authorization"), service.key)
         try:
-            body = await self._body(request)
-            # A long text takes the tokenizer a while, in which other requests' tokens must go out.
-            ask = await asyncio.to_thread(
-                asks.read, body, chat=chat, text=service.text, limits=service.limits,
-                longest=service.supervisor.max_tokens, vocab=service.vocab,
-            )  # fmt: skip
-            self._known(ask.model)
+            async with self._body(request) as body:
+                began = time.monotonic()
+                ask = await self._asked(body, request, chat=chat)
         except InputError as error:
             service.metrics.refused("invalid")
             raise ApiError(400, str(error)) from None
-        except ApiError:
-            service.metrics.refused("invalid")
+        except ApiError as error:
+            if error.status != _GONE:
+                service.metrics.refused({429: "full", 504: "timeout"}.get(error.status, "invalid"))
             raise
-        given = request.headers.get("x-request-id", "")
-        id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        answer = self._answer(ask, id, request)
+        id = request.scope["linkwise.request_id"]
+        answer = self._answer(ask, id, request, began)
         name = f"{'chatcmpl' if chat else 'cmpl'}-{id}"
         bodies = Bodies(name, int(time.time()), service.model, ask)
-        return _Reply(_events(ask, answer, bodies), answer.close, {"x-request-id": id}, stream=ask.stream)
+        return _Reply(_events(ask, answer, bodies), answer.close, stream=ask.stream)
 
-    def _answer(self, ask: asks.Ask, id: str, request: Request) -> Answer:
+    async def _asked(self, body: bytes, request: Request, *, chat: bool) -> asks.Ask:
+        """The request when its turn to be read has come; a client that goes away meanwhile gives its turn up."""
+        service = self._service
+        limits, rules = service.limits, service.supervisor.rules
+
+        def read() -> asks.Ask:
+            return asks.read(
+                body, chat=chat, text=service.text, limits=limits, longest=service.supervisor.max_tokens,
+                model=service.model, most=rules.max_waiting, vocab=service.vocab,
+            )  # fmt: skip
+
+        deadline = asyncio.get_running_loop().time() + limits.timeout_s
+        reading = asyncio.create_task(self._turns.take(len(body), read, deadline, limits.timeout_s))
+        leaving = asyncio.create_task(_gone(request.receive))
+        try:
+            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            raise ApiError(_GONE, "the client went away")
+        finally:
+            for task in (reading, leaving):
+                task.cancel()
+            await asyncio.gather(reading, leaving, return_exceptions=True)
+
+    def _answer(self, ask: asks.Ask, id: str, request: Request, began: float) -> Answer:
         service = self._service
         trace = request_key(id, self._trace_key)
-        sampling = {"gen_ai.request.temperature": ask.sampling.temperature, "gen_ai.request.top_p": ask.sampling.top_p}
+        how = ask.sampling[0]
+        sampling = {"gen_ai.request.temperature": how.temperature, "gen_ai.request.top_p": how.top_p}
         trails = [
             service.spans.trail(
-                request.headers, {"gen_ai.request.max_tokens": most, "linkwise.request": trace, **sampling}
+                request.headers, {"gen_ai.request.max_tokens": most, "linkwise.request": trace, **sampling}, began
             )
             for most in ask.max_tokens
         ]
         # The client's id may come twice; ours never does.
         own = f"{id}-{secrets.token_hex(8)}"
         return Answer(
-            own, ask, service.text, service.supervisor, service.metrics, trails, service.limits.timeout_s, trace
+            own, ask, service.text, service.supervisor, service.metrics, trails, service.limits.timeout_s, trace, began
         )
 
-    async def _body(self, request: Request) -> bytes:
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, which counts among all bodies while it is held."""
         limits = self._service.limits
         # Browsers send other types to this machine from any page without asking first.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -210,15 +270,23 @@ class _Routes:
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(limits.body_s):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > limits.body_bytes:
-                        raise too_large
-                    parts.append(part)
-        except TimeoutError:
-            raise ApiError(408, f"the body did not come within {limits.body_s:g} s") from None
-        return b"".join(parts)
+            try:
+                async with asyncio.timeout(limits.body_s):
+                    async for part in request.stream():
+                        size += len(part)
+                        self._bodies += len(part)
+                        if size > limits.body_bytes:
+                            raise too_large
+                        if self._bodies > max(BODIES_BYTES, limits.body_bytes):
+                            raise ApiError(429, "the bodies of other requests fill their memory", retry_s=1.0)
+                        parts.append(part)
+            except TimeoutError:
+                raise ApiError(408, f"the body did not come within {limits.body_s:g} s") from None
+            except ClientDisconnect:
+                raise ApiError(_GONE, "the client went away") from None
+            yield b"".join(parts)
+        finally:
+            self._bodies -= size
 
 
 async def _events(ask: asks.Ask, answer: Answer, bodies: Bodies) -> AsyncIterator[bytes]:
@@ -252,11 +320,9 @@ async def _events(ask: asks.Ask, answer: Answer, bodies: Bodies) -> AsyncIterato
 class _Reply(Response):
     """Sends parts as they come. A client that goes away ends it, also while there is nothing to send."""
 
-    def __init__(
-        self, parts: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str], *, stream: bool
-    ) -> None:
+    def __init__(self, parts: AsyncIterator[bytes], close: Callable[[], None], *, stream: bool) -> None:
         kind = "text/event-stream" if stream else "application/json"
-        super().__init__(None, 200, headers, media_type=kind)
+        super().__init__(None, 200, media_type=kind)
         self._parts, self._close, self._stream = parts, close, stream
         if stream:
             self.headers["cache-control"] = "no-cache"

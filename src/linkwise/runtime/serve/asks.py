@@ -32,20 +32,25 @@ class Text(Protocol):
     @property
     def vocab(self) -> int: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
 
-    def chat(self, messages: list[dict[str, Any]]) -> list[int]: ...
+    def at_least(self, text: str) -> int: ...
+
+    def written(self, messages: list[dict[str, Any]]) -> str: ...
 
     def stream(self) -> Stream: ...
 
 
 class Ask(NamedTuple):
-    """One request. prompts: token ids, one answer each. stops: strings that end the text and are not part of it."""
+    """One request. prompts: token ids, one answer each, and how each is drawn.
+
+    stops: strings that end the text and are not part of it.
+    """
 
     chat: bool
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: tuple[int, ...]
-    sampling: Sampling
+    sampling: tuple[Sampling, ...]
     stops: tuple[str, ...]
     stop_ids: frozenset[int]
     stream: bool
@@ -146,8 +151,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read(body: bytes, *, chat: bool, text: Text, limits: Limits, longest: int, vocab: int = 0) -> Ask:
-    """A request's body. longest: tokens of prompt and answer together. vocab: 0 = the text's. Raises ApiError 400."""
+def read(
+    body: bytes, *, chat: bool, text: Text, limits: Limits, longest: int, model: str = "", most: int = 0, vocab: int = 0
+) -> Ask:
+    """A request's body. Raises ApiError: 404 for another model's name, else 400.
+
+    longest: tokens of prompt and answer together. model: what is served; "" = whatever is asked for. most: prompts of
+    one request, 0 = the limits'. vocab: 0 = the text's.
+    """
     vocab = min(vocab or text.vocab, text.vocab)
     given = _decode(body, _Chat if chat else _Completion)
     for name, neutral in _NEUTRAL.items():
@@ -155,29 +166,63 @@ def read(body: bytes, *, chat: bool, text: Text, limits: Limits, longest: int, v
         if value is not None and not any(type(value) in _kinds(n) and value == n for n in neutral):
             only = " or ".join(map(str, neutral)) or "left out"
             raise ApiError(400, f"{name} is not supported here (only {only})", param=name, code="unsupported_parameter")
-    prompts = _messages(given, text) if isinstance(given, _Chat) else _prompts(given, text, limits, vocab)
-    for prompt in prompts:
-        if not prompt:
-            raise ApiError(400, "the prompt is empty", param="messages" if chat else "prompt")
+    known(given.model, model)
     wanted, name = given.max_tokens, "max_tokens"
     if isinstance(given, _Chat) and given.max_completion_tokens is not None:
         wanted, name = given.max_completion_tokens, "max_completion_tokens"
+    if wanted is not None and not 1 <= wanted <= limits.max_tokens:
+        raise ApiError(400, f"{name} is {wanted}; 1 to {limits.max_tokens} are served", param=name)
     stops = (given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ())
     if len(stops) > limits.stops or not all(0 < len(s) <= limits.stop_characters for s in stops):
         words = f"stop takes up to {limits.stops} strings of 1 to {limits.stop_characters} characters"
         raise ApiError(400, words, param="stop")
     own: frozenset[int] = frozenset() if given.ignore_eos else text.stop_ids
+    stop_ids = own | frozenset(_ids(given.stop_token_ids or [], vocab, "stop_token_ids"))
+    _check_sampling(given)
+    # All that costs nothing has been looked at; from here on texts become tokens.
+    room = _Room(longest, wanted or 1, "messages" if chat else "prompt")
+    if isinstance(given, _Chat):
+        prompts: tuple[tuple[int, ...], ...] = (_messages(given, text, room),)
+    else:
+        prompts = _prompts(given, text, room, limits, most, vocab)
+    new = [min(longest - len(prompt), limits.max_tokens) for prompt in prompts]
+    if wanted is not None or not chat:  # 16 is the API's own default for completions
+        new = [wanted or min(n, 16) for n in new]
     return Ask(
         chat=chat,
         prompts=prompts,
-        max_tokens=tuple(_room(len(p), wanted, name, chat, limits, longest) for p in prompts),
-        sampling=_sampling(given),
+        max_tokens=tuple(new),
+        sampling=tuple(_sampling(given) for _ in prompts),
         stops=stops,
-        stop_ids=own | frozenset(_ids(given.stop_token_ids or [], vocab, "stop_token_ids")),
+        stop_ids=stop_ids,
         stream=bool(given.stream),
         usage=bool(given.stream_options and given.stream_options.include_usage),
         model=given.model,
     )
+
+
+def known(asked: str, model: str) -> None:
+    """Refuse another model's name; none at all is fine."""
+    if asked and model and asked != model:
+        words = f"the model {asked!r} is not served here; {model!r} is"
+        raise ApiError(404, words, param="model", code="model_not_found")
+
+
+class _Room(NamedTuple):
+    """What the model takes: tokens of prompt and answer, of which `new` are the answer's at least. name: the field."""
+
+    longest: int
+    new: int
+    name: str
+
+    def check(self, tokens: int, *, least: bool = False) -> None:
+        """least: the prompt has so many or more."""
+        if not tokens and not least:
+            raise ApiError(400, "the prompt is empty", param=self.name)
+        if tokens + self.new > self.longest:
+            many = f"{tokens} or more" if least else f"{tokens}"
+            words = f"the model takes {self.longest} tokens: {many} of the prompt and {self.new} of the answer are more"
+            raise ApiError(400, words, param=self.name, code="context_length_exceeded")
 
 
 def _kinds(neutral: Any) -> tuple[type, ...]:
@@ -200,31 +245,50 @@ def _decode(body: bytes, kind: type[Any]) -> Any:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
-def _prompts(given: _Completion, text: Text, limits: Limits, vocab: int) -> tuple[tuple[int, ...], ...]:
+def _prompts(
+    given: _Completion, text: Text, room: _Room, limits: Limits, most: int, vocab: int
+) -> tuple[tuple[int, ...], ...]:
     prompt = given.prompt
     if not isinstance(prompt, str | list) or prompt == []:
         raise ApiError(400, "prompt is a text, a list of token ids, or a list of either", param="prompt")
     many = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
     if len(many) > limits.prompts:
         raise ApiError(400, f"{len(many)} prompts in one request; at most {limits.prompts}", param="prompt")
-    return tuple(tuple(_encode(p, text) if isinstance(p, str) else _ids(p, vocab, "prompt")) for p in many)
+    if most and len(many) > most:
+        words = f"{len(many)} prompts in one request; at most {most} requests may wait here, and each counts as one"
+        raise ApiError(400, words, param="prompt")
+    for one in many:  # before the first of them is tokenised
+        if isinstance(one, str):
+            room.check(text.at_least(one), least=True)
+        elif isinstance(one, list):
+            room.check(len(one))
+            _ids(one, vocab, "prompt")
+        else:
+            raise ApiError(400, "prompt is a text, a list of token ids, or a list of either", param="prompt")
+    return tuple(_encoded(p, text, room) if isinstance(p, str) else tuple(p) for p in many)
 
 
-def _encode(prompt: str, text: Text) -> list[int]:
+def _encoded(prompt: str, text: Text, room: _Room, *, special: bool = True) -> tuple[int, ...]:
+    """A text's tokens. A text that cannot fit is refused before it costs the tokenizer any time."""
+    room.check(text.at_least(prompt), least=True)
     try:
-        return text.encode(prompt)
+        tokens = tuple(text.encode(prompt, special=special))
     except InputError as error:
-        raise ApiError(400, error.message, param="prompt") from None
+        raise ApiError(400, error.message, param=room.name) from None
+    room.check(len(tokens))
+    return tokens
 
 
-def _messages(given: _Chat, text: Text) -> tuple[tuple[int, ...], ...]:
+def _messages(given: _Chat, text: Text, room: _Room) -> tuple[int, ...]:
     for number, message in enumerate(given.messages):
         _check_message(message, number)
     try:
-        return (tuple(text.chat(given.messages)),)
+        written = text.written(given.messages)
     except InputError as error:
         words = f"{error.message}; expected {error.expected}" if error.expected else error.message
         raise ApiError(400, words, param=error.where if error.where.startswith("messages") else "messages") from None
+    # The template writes the start token itself where the model wants one.
+    return _encoded(written, text, room, special=False)
 
 
 def _check_message(message: Mapping[str, Any], number: int) -> None:
@@ -240,27 +304,20 @@ def _ids(ids: Any, vocab: int, name: str) -> list[int]:
     return ids
 
 
-def _room(prompt: int, wanted: int | None, name: str, chat: bool, limits: Limits, longest: int) -> int:
-    room = min(longest - prompt, limits.max_tokens)
-    if wanted is not None and not 1 <= wanted <= limits.max_tokens:
-        raise ApiError(400, f"{name} is {wanted}; 1 to {limits.max_tokens} are served", param=name)
-    if prompt + (wanted or 1) > longest:
-        words = f"the model takes {longest} tokens: {prompt} of the prompt and {wanted or 1} of the answer are more"
-        raise ApiError(400, words, param="messages" if chat else "prompt", code="context_length_exceeded")
-    if wanted is not None:
-        return wanted
-    return room if chat else min(room, 16)  # 16 is the API's own default for completions
+def _check_sampling(given: _Common) -> None:
+    if given.temperature is not None and not 0.0 <= given.temperature <= 2.0:
+        raise ApiError(400, f"temperature is {given.temperature}; 0 to 2 are served", param="temperature")
+    if given.top_p is not None and not 0.0 < given.top_p <= 1.0:
+        raise ApiError(400, f"top_p is {given.top_p}; above 0, up to 1 are served", param="top_p")
+    if given.seed is not None and not -(1 << 63) <= given.seed < 1 << 63:
+        raise ApiError(400, "seed is beyond 64 bits", param="seed")
 
 
 def _sampling(given: _Common) -> Sampling:
-    temperature = 1.0 if given.temperature is None else given.temperature
-    top_p = 1.0 if given.top_p is None else given.top_p
-    if not 0.0 <= temperature <= 2.0:
-        raise ApiError(400, f"temperature is {temperature}; 0 to 2 are served", param="temperature")
-    if not 0.0 < top_p <= 1.0:
-        raise ApiError(400, f"top_p is {top_p}; above 0, up to 1 are served", param="top_p")
-    if given.seed is not None and not -(1 << 63) <= given.seed < 1 << 63:
-        raise ApiError(400, "seed is beyond 64 bits", param="seed")
-    # A draw of our own when none is given, so that a retried request goes on as it began.
-    seed = secrets.randbits(63) if given.seed is None else given.seed & ((1 << 63) - 1)
-    return Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    """How one prompt's answer is drawn. Without a seed each gets one of its own, kept so that a retry goes on as it
+    began; a seed that is given holds for all of them."""
+    return Sampling(
+        temperature=1.0 if given.temperature is None else given.temperature,
+        top_p=1.0 if given.top_p is None else given.top_p,
+        seed=secrets.randbits(64) if given.seed is None else given.seed % (1 << 64),
+    )

@@ -61,9 +61,9 @@ class Metrics:
         for reason in ("full", "down", "timeout", "invalid"):
             self._refused.labels(model, reason)
 
-    def watch(self, supervisor: Supervisor) -> None:
-        """Read the supervisor and its units at every scrape."""
-        self.registry.register(_Units(self._model, supervisor))
+    def watch(self, supervisor: Supervisor, reading: Callable[[], int]) -> None:
+        """Read the supervisor and its units at every scrape. reading: requests that are not yet the supervisor's."""
+        self.registry.register(_Units(self._model, supervisor, reading))
 
     def first(self, prompt_tokens: int, seconds: float) -> None:
         self._prompt.inc(prompt_tokens)
@@ -97,10 +97,8 @@ class Metrics:
 class _Units:
     """What the supervisor and its units say at the moment of a scrape."""
 
-    def __init__(self, model: str, supervisor: Supervisor) -> None:
-        self._model, self._supervisor = model, supervisor
-        # A unit counts from zero after a restart; a counter must not go back.
-        self._before: dict[tuple[str, str], tuple[float, float]] = {}
+    def __init__(self, model: str, supervisor: Supervisor, reading: Callable[[], int]) -> None:
+        self._model, self._supervisor, self._reading = model, supervisor, reading
 
     def describe(self) -> list[Metric]:
         return []
@@ -118,7 +116,7 @@ class _Units:
         def counter(name: str, help: str, value: Callable[[Load], float]) -> Metric:
             family = CounterMetricFamily(name, help, labels=("model_name", "engine"))
             for unit, load in loads.items():
-                family.add_metric((self._model, numbers[unit]), self._growing(name, unit, value(load)))
+                family.add_metric((self._model, numbers[unit]), value(load))
             return family
 
         yield gauge("vllm:num_requests_running", "Requests in units' batches.", lambda load: load.running)
@@ -154,7 +152,7 @@ class _Units:
             family.add_metric((model,), value)
             yield family
         queued = GaugeMetricFamily("linkwise:requests_queued", "Requests that no unit has.", labels=("model_name",))
-        queued.add_metric((model,), supervisor.queued())
+        queued.add_metric((model,), supervisor.queued() + self._reading())
         yield queued
         yield self._times("linkwise:fault_name_seconds", "Last sign of life to a named fault.", False)
         yield self._times("linkwise:fault_down_seconds", "A named fault to serving again.", True)
@@ -169,13 +167,6 @@ class _Units:
         for unit, value in last.items():
             family.add_metric((self._model, unit), value)
         return family
-
-    def _growing(self, name: str, unit: str, value: float) -> float:
-        base, last = self._before.get((name, unit), (0.0, 0.0))
-        if value < last:
-            base += last
-        self._before[name, unit] = (base, value)
-        return base + value
 
 
 def _usage(load: Load) -> float:

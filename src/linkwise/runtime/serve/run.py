@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import signal
 import socket
 import time
@@ -13,13 +14,14 @@ from typing import Any
 import uvicorn
 
 from linkwise.core.errors import InputError
+from linkwise.dist.watch import Lost
 from linkwise.runtime.serve.app import Service, create_app
+from linkwise.runtime.serve.connections import ACCEPTED, Connections, allowed, complaints
 from linkwise.runtime.serve.limits import is_local
 from linkwise.supervise.health import described
 from linkwise.supervise.supervisor import Supervisor
 
-BACKLOG = 1024
-MAX_CONNECTIONS = 4096
+BACKLOG = 1024  # connections that the system holds until they are accepted
 CLOSE_S = 1.0  # for the last answers to leave
 QUIET_S = 60.0  # a warning is not said again for so long: whoever reaches the port causes as many as he likes
 
@@ -80,27 +82,46 @@ _SELDOM = Seldom()  # of the process, as its loggers are
 class _Server(uvicorn.Server):
     """uvicorn's, without its signal handlers: the end is ours."""
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio has one number for this and for how many it accepts at once
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def serve(service: Service, listener: socket.socket, say: Callable[[str], None], *, drain_s: float = 30.0) -> int:
+def serve(
+    service: Service, listener: socket.socket, say: Callable[[str], None], *, drain_s: float = 30.0, ranks: int = 16
+) -> int:
     """Serve until SIGTERM (returns 0) or SIGINT (130). Raises InputError when no unit ever comes up.
 
+    ranks: processes of all units, which need descriptors of this one.
     At the signal no more is accepted, live requests get drain_s to end, the rest is cancelled, all units are ended.
     A second signal ends the waiting.
     """
-    return asyncio.run(_serve(service, listener, say, drain_s))
+    # A tokenizer's own threads would make short texts wait for long ones; see turns.py.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    connections = Connections(allowed(ranks, say))
+    return asyncio.run(_serve(service, connections, listener, say, drain_s))
 
 
-async def _serve(service: Service, listener: socket.socket, say: Callable[[str], None], drain_s: float) -> int:
-    supervisor = service.supervisor
+def server(service: Service, connections: Connections) -> uvicorn.Server:
+    """uvicorn over the service's routes and within the bounds of its connections."""
+    app = create_app(service, connections.full)
     config = uvicorn.Config(
-        create_app(service), log_config=None, log_level="warning", access_log=False, lifespan="off",
-        timeout_keep_alive=30, server_header=False, ws="none", limit_concurrency=MAX_CONNECTIONS,
+        app, http=connections.protocol(), log_config=None, log_level="warning", access_log=False, lifespan="off",
+        timeout_keep_alive=30, server_header=False, ws="none", backlog=ACCEPTED,
     )  # fmt: skip
-    server = _Server(config)
+    return _Server(config)
+
+
+async def _serve(
+    service: Service, connections: Connections, listener: socket.socket, say: Callable[[str], None], drain_s: float
+) -> int:
+    supervisor = service.supervisor
+    web = server(service, connections)
     logging.getLogger("uvicorn.error").addFilter(_SELDOM)
     signals: list[int] = []
     asked, hurry = asyncio.Event(), asyncio.Event()
@@ -110,10 +131,11 @@ async def _serve(service: Service, listener: socket.socket, say: Callable[[str],
         signals.append(number)
 
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(complaints(say, QUIET_S))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     supervisor.start()
-    running = asyncio.create_task(server.serve(sockets=[listener]))
+    running = asyncio.create_task(web.serve(sockets=[listener]))
     stopping = asyncio.create_task(asked.wait())
     rising = asyncio.create_task(_come_up(supervisor, say, listener))
     failure: BaseException | None = None
@@ -128,7 +150,7 @@ async def _serve(service: Service, listener: socket.socket, say: Callable[[str],
     finally:
         rising.cancel()
         quick = 0.0 if failure is not None else drain_s
-        await _end(supervisor, server, running, hurry, quick)
+        await _end(supervisor, web, running, hurry, quick)
         stopping.cancel()
         await asyncio.gather(stopping, rising, return_exceptions=True)
         service.spans.close()
@@ -148,7 +170,10 @@ async def _end(supervisor: Supervisor, server: Any, running: Any, hurry: asyncio
 
 
 async def _come_up(supervisor: Supervisor, say: Callable[[str], None], listener: socket.socket) -> None:
-    """Say when the first unit serves. A unit that cannot start at all is bad input, and nothing to try again."""
+    """Say when the first unit serves; ends with an error once none ever will.
+
+    A unit that cannot start at all is bad input, and nothing to try again.
+    """
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     while not supervisor.ready:
@@ -159,3 +184,6 @@ async def _come_up(supervisor: Supervisor, say: Callable[[str], None], listener:
             raise InputError("no unit came up", where="supervisor")
         await asyncio.sleep(0.02)
     say(f"serving on http://{shown}:{port}")
+    while supervisor.hopeful:
+        await asyncio.sleep(0.25)
+    raise Lost(f"every group stays down: {supervisor.why_down()}")

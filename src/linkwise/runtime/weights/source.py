@@ -1,10 +1,8 @@
 """A model folder's tensors, read slice by slice: config.json with safetensors weights in one file or in shards.
 
-The folder is hostile until checked: headers are validated against the files' sizes before anything is mapped, and no
-file outside the folder is opened. Reading a slice touches the pages of that slice alone.
+Headers are checked before anything is mapped (places.py). Reading a slice touches the pages of that slice alone.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,9 @@ from safetensors import SafetensorError, safe_open
 
 from linkwise.core.dtypes import canonical
 from linkwise.core.errors import InputError
-from linkwise.core.files import read_json_object
-from linkwise.model import headers
+from linkwise.runtime.weights.places import Place, places
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-SINGLE = "model.safetensors"
 
 Cut = tuple[int, int] | None
 
@@ -28,7 +24,7 @@ class Source:
     fields: config.json. dtype: what the config says weights and activations are in, else what most bytes are stored in.
     """
 
-    def __init__(self, folder: Path, fields: dict[str, Any], tensors: dict[str, "_Place"]) -> None:
+    def __init__(self, folder: Path, fields: dict[str, Any], tensors: dict[str, Place]) -> None:
         self.folder, self.fields = folder, fields
         self._tensors = tensors
         self._open: dict[Path, Any] = {}
@@ -86,7 +82,7 @@ class Source:
         """Let go of the files; what was read stays."""
         self._open.clear()
 
-    def _place(self, name: str) -> "_Place":
+    def _place(self, name: str) -> Place:
         try:
             return self._tensors[name]
         except KeyError:
@@ -97,88 +93,13 @@ class Source:
             ) from None
 
 
-class _Place:
-    """Where a tensor lies. code: safetensors' name of its dtype."""
-
-    __slots__ = ("bytes", "code", "file", "shape")
-
-    def __init__(self, file: Path, code: str, shape: tuple[int, ...], size: int) -> None:
-        self.file, self.code, self.shape, self.bytes = file, code, shape, size
-
-
 def open_source(folder: str | Path) -> Source:
-    """The tensors of a folder with config.json and model.safetensors, or its index and shards.
-
-    Reads all headers, no weights. Raises InputError, naming the file and the tensor, for a missing config, shard or
-    indexed tensor, a truncated or damaged file, a tensor in two files, and a file that lies outside the folder.
-    """
+    """The tensors of a folder; see `places`, which says what is refused. Reads all headers, no weights."""
     folder = Path(folder)
-    if not os.path.isdir(folder):
-        raise InputError("no such folder", where=str(folder), expected="a folder with config.json and safetensors")
-    fields = read_json_object(_inside(folder, "config.json"))
-    if os.path.lexists(folder / headers.INDEX):
-        _inside(folder, headers.INDEX)
-        found = headers.find(folder)
-        if not found.files:
-            first = next(iter(sorted(set(found.named.values()))), "any file")
-            raise InputError(f"the index names {first}, which is missing", where=str(folder / headers.INDEX))
-        names, indexed = [path.name for path in found.files], found.named
-    else:
-        names, indexed = [SINGLE], {}
-        if not os.path.lexists(folder / SINGLE):
-            raise InputError(
-                "no weights",
-                where=str(folder),
-                expected=f"{SINGLE}, or {headers.INDEX} and its shards",
-                hint="`linkwise weights` makes such a folder from a GGUF file",
-            )
-    return Source(folder, fields, _tensors(folder, names, indexed))
+    return Source(folder, *places(folder))
 
 
-def _tensors(folder: Path, names: list[str], indexed: dict[str, str]) -> dict[str, _Place]:
-    tensors: dict[str, _Place] = {}
-    left = headers.MAX_HEADER_BYTES
-    for name in names:
-        path = _inside(folder, name)
-        header = headers.read_header(path, left)
-        left -= path.stat().st_size - sum(size for _, _, size in header.values())
-        for tensor, (code, shape, size) in header.items():
-            if tensor in tensors:
-                raise InputError(
-                    f"tensor {tensor[:80]!r} is in two files: {tensors[tensor].file.name} and {name}", where=str(folder)
-                )
-            tensors[tensor] = _Place(path, code, shape, size)
-        if len(tensors) > headers.MAX_TENSORS:
-            raise InputError(f"{len(tensors)} tensors", where=str(folder), expected=f"at most {headers.MAX_TENSORS}")
-    files = {name: _inside(folder, name) for name in names}
-    for tensor, file in indexed.items():
-        if tensor not in tensors or tensors[tensor].file != files[file]:
-            raise InputError(
-                f"names tensor {tensor[:80]!r} in {file}, which does not hold it",
-                where=str(folder / headers.INDEX),
-                expected="the index of these files",
-            )
-    return tensors
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """The real path of a file of the folder.
-
-    A link may lead to the folder itself or, in a snapshot of a Hugging Face cache, to the same repository's blobs.
-    """
-    path = folder / name
-    try:
-        root, real = Path(os.path.realpath(folder)), Path(os.path.realpath(path, strict=True))
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise InputError(reason, where=str(path), expected="a regular file of the folder") from None
-    cached = root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
-    if real.parent != root and not cached:
-        raise InputError(f"a link to {real}", where=str(path), expected="a file of the folder itself")
-    return real
-
-
-def _dtype(fields: dict[str, Any], tensors: dict[str, _Place], folder: Path) -> str:
+def _dtype(fields: dict[str, Any], tensors: dict[str, Place], folder: Path) -> str:
     given = fields.get("dtype") or fields.get("torch_dtype")
     where = str(folder / "config.json")
     if isinstance(given, str) and given != "auto":

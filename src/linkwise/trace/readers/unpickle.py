@@ -64,7 +64,7 @@ def loads(data: bytes, *, where: str) -> Any:
     if len(data) > MAX_PICKLE_BYTES:
         raise InputError(f"a pickle of {len(data)} bytes", where=where, expected=f"at most {MAX_PICKLE_BYTES}")
     # An empty container takes one byte here and some 80 in memory.
-    if sum(map(data.count, (b"}", b"]"))) > len(data) // 4 + 1024:
+    if sum(map(data.count, (b"}", b"]", b"\x8f"))) > len(data) // 4 + 1024:
         raise InputError("a pickle of nearly nothing but empty containers", where=where, expected=EXPECTED)
     try:
         plain = limited() or is_torch_like(data)

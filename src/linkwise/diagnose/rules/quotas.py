@@ -1,0 +1,43 @@
+"""A CPU quota that stops one rank and not its peers: now and then, so seldom in its usual step, and in calls too."""
+
+from collections.abc import Iterator
+
+from linkwise.diagnose.case import Case
+from linkwise.diagnose.counters import grown
+from linkwise.diagnose.rules.late import RATIO, SHARE
+from linkwise.diagnose.types import Finding
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Ranks whose quota stopped them for a good part of the record."""
+    t = case.timing
+    if t is None or len(case.joined.ranks) < 2:
+        return
+    stopped = {place: _stopped_us(case, place) for place in range(len(case.joined.ranks))}
+    for who, lost_us in stopped.items():
+        rest = max(us for place, us in stopped.items() if place != who)
+        if lost_us * 1e3 < SHARE * t.elapsed_ns or lost_us < RATIO * rest:
+            continue
+        yield Finding(
+            class_="late_rank",
+            summary=f"{case.name(who)} is late: its CPU quota stops it",
+            original_fault=case.fault(who),
+            cause="contention",
+            confidence=0.8,
+            waited_s=lost_us / 1e6,
+            evidence=(
+                f"its threads were stopped for {lost_us / 1e6:.3g} s in all, those of others for {rest / 1e6:.3g} s at"
+                f" most, in {t.elapsed_ns / 1e9:.3g} s of steps",
+            ),
+            next=f"cpu.max of its cgroup on {case.joined.ranks[who].head.host or 'its host'}: give it whole cores",
+            recovery="none",
+        )
+
+
+def _stopped_us(case: Case, place: int) -> float:
+    head = case.joined.ranks[place].head
+    return sum(
+        more
+        for fact, more in grown(case, "cpu.throttled_us")
+        if fact.rank == head.rank and fact.label("unit", head.unit) == head.unit
+    )
