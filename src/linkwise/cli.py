@@ -17,6 +17,7 @@ from linkwise import (
     cli_place,
     cli_run,
     cli_serve,
+    cli_simulate,
     cli_traffic,
     cli_weights,
     settings,
@@ -356,6 +357,7 @@ def _version(wanted: bool) -> None:
 cli_cluster.register(app, print_blocks, print_json)
 cli_diagnose.register(_command(), print_blocks, print_json)
 cli_traffic.register(_command(), print_blocks, print_json, lambda: kept("plan"))
+cli_simulate.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 
 
 @app.callback()

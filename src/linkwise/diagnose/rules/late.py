@@ -20,6 +20,7 @@ from linkwise.trace.facts import Fact
 # A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long
 # as its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
 SHARE, RATIO, CALLS = 0.10, 2.5, 3
+BURST_NS = 250_000_000  # of waiting in all, where steps run on cores: any program that runs for a moment costs as much
 LEADER = 1 / 3  # of what the worst rank is charged with: a rank with less lost a few calls from its record
 STAGE_RATIO = 3.0  # own time a layer, against other stages: they differ in embedding and head, ranks of a stage do not
 USUAL = 0.25  # of a stage's steps are no longer than its usual one: what else the machine does only adds to some
@@ -73,6 +74,8 @@ def _late(case: Case, t: Timing) -> list[int]:
     for who in range(len(case.joined.ranks)):
         peers = _peers(case, who)
         least = max(SHARE * t.elapsed_ns, LEADER * float(t.own_ns.max()))
+        if case.joined.ranks[who].head.device == "cpu":
+            least = max(least, BURST_NS)
         if not peers or t.own_ns[who] < least or t.own_calls[who] < CALLS:
             continue
         if t.own_ns[who] >= RATIO * _low(t.own_ns[peers]) and _beyond_clocks(case, t, who):

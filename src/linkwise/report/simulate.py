@@ -1,0 +1,115 @@
+"""The screen of `simulate`: who was served how fast, what limited it, and what is not modelled."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from linkwise.core.units import show_count, show_time
+from linkwise.plan.types import Plan
+from linkwise.report.text import engine_words, heading, remarks, table
+from linkwise.simulate.types import PoolUse, Spread, Summary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def screen(found: Summary, plan: Plan) -> "list[str | Table]":
+    """Ten lines or so, and the latencies as a table."""
+    lines: list[str | Table] = [
+        heading(plan.model, plan.cluster, engine_words(plan.engine, plan.engine_version, plan.options)),
+        f"served     {show_count(found.served)} of {show_count(found.requests)} requests in {show_time(found.span_s)}:"
+        f" {found.rate_per_s:.3g} requests/s, {show_count(found.output_tokens_per_s)} tokens/s{_others(found)}",
+        f"targets    {_targets(found)}",
+    ]
+    if found.saturated:
+        lines.append(f"SATURATED  {found.saturation}")
+    lines.append(_latencies(found))
+    if found.split is not None:
+        lines.append(f"TTFT       {_split(found)}")
+    lines += [f"pool       {_pool(use)}" for use in found.pools]
+    if found.starving:
+        lines.append(f"starving   the {found.starving} pool waits for the other")
+    lines.append(
+        f"work       {show_count(found.steps)} steps; {show_count(found.prefill_tokens)} prompt tokens computed,"
+        f" {show_count(found.cached_tokens)} found cached; {show_count(found.decode_tokens)} drawn;"
+        f" {show_count(found.preemptions)} preemptions, {show_count(found.recomputed_tokens)} tokens computed again"
+    )
+    lines += remarks(found.notes)
+    lines.append("not modelled: " + "; ".join(found.not_modelled))
+    return lines
+
+
+def _others(found: Summary) -> str:
+    parts = [
+        f"{show_count(count)} {name}"
+        for name, count in (("refused", found.refused), ("lost", found.lost), ("not handed over", found.unmoved))
+        if count
+    ]
+    return "; " + ", ".join(parts) if parts else ""
+
+
+def _targets(found: Summary) -> str:
+    limits = [
+        f"{name} at most {show_time(value)}"
+        for name, value in (("TTFT", found.ttft_target_s), ("TPOT", found.tpot_target_s))
+        if value is not None
+    ]
+    if not limits:
+        return "none given"
+    return f"{', '.join(limits)}: met by {found.in_target:.1%}, goodput {found.goodput_per_s:.3g} requests/s"
+
+
+def _latencies(found: Summary) -> "Table":
+    rows: list[tuple[str, Spread | None]] = [
+        ("TTFT", found.ttft), ("TPOT", found.tpot), ("ITL, gaps between tokens", found.itl),
+        ("whole request", found.e2e), ("queue", found.queue),
+    ]  # fmt: skip
+    return table(
+        ["", ">mean", ">p50", ">p90", ">p95", ">p99", ">most"],
+        [
+            [name, *(show_time(x) if x else "0" for x in (s.mean, s.p50, s.p90, s.p95, s.p99, s.most))]
+            for name, s in rows
+            if s is not None
+        ],
+    )
+
+
+def _split(found: Summary) -> str:
+    s = found.split
+    if s is None:
+        return ""
+    parts = {"queue": s.queue_s, "prefill": s.prefill_s}
+    if len(found.pools) > 1:
+        parts |= {"blocks": s.blocks_s, "transfer": s.link_s, "first decode": s.first_decode_s}
+    elif s.first_decode_s:
+        parts["after it"] = s.first_decode_s
+    return "mean = " + " + ".join(f"{name} {show_time(value) if value else '0'}" for name, value in parts.items())
+
+
+def _pool(use: PoolUse) -> str:
+    role = "" if use.role == "both" else f"{use.role}: "
+    bubble = f", {use.bubble:.0%} bubble" if use.bubble > 0.0005 else ""
+    return (
+        f"{role}{use.replicas} x ({use.label}), {use.busy:.0%} busy{bubble}; KV {use.kv_mean:.0%} in use,"
+        f" {use.kv_peak:.0%} at most"
+    )
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on the error stream: requests finished."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = Progress(
+        TextColumn("simulate"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(file=sys.stderr), transient=True,
+    )  # fmt: skip
+    with shown:
+        task = shown.add_task("simulate", total=None)
+
+        def tell(done: int, whole: int) -> None:
+            shown.update(task, completed=done, total=whole)
+
+        yield tell

@@ -1,0 +1,101 @@
+"""From a plan's own step model to the tables of the event loop: one step, many readers (DESIGN §2.1).
+
+Nothing is counted here. A stage's step is asked of plan/time.py with the tokens, the sampled rows or the context varied
+one at a time; what depends on which is taken apart by its part, and reading from arithmetic by asking once with memory
+that takes no time and once with arithmetic that takes none.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from linkwise.core.quantity import Given, Num, plain, value_of
+from linkwise.engine.registry import get
+from linkwise.plan.batch import Batch, Part
+from linkwise.plan.inventory import Stage, inventory, stages
+from linkwise.plan.time import US, StageTime, stage_seconds, worst_spans
+from linkwise.plan.types import Plan
+from linkwise.simulate.tables import Floats, Tables, rounded
+
+CELLS = 4096  # of the grid of contexts: exact where time is linear between its points
+_EXACT = 4096  # tokens up to which every size of a step is asked for; beyond, every 16th and between them a line
+_NO_TIME = 1e18
+
+_Ask = Callable[[Batch, Given], StageTime]
+
+
+def tables_of(plan: Plan, longest: int, *, budget: int, sampled: int) -> Tables:
+    """The plan's steps up to `budget` tokens and `sampled` rows, for requests of up to `longest` tokens."""
+    layout, engine = plan.layout, get(plan.engine, plan.engine_version)
+    stock, places = inventory(plan.model), worst_spans(layout, plan.cluster, plan.rank_grid)
+    split = layout.cp * layout.dcp > 1
+    cell = max(1, -(-(longest + 2) // CELLS))
+    # A whole number of tokens a cell, and a point beyond the longest.
+    context = np.arange(0, longest + 2 * cell + 2, cell, dtype=float)
+    found = []
+    for stage in stages(plan.model, layout, engine):
+
+        def ask(batch: Batch, given: Given, stage: Stage = stage) -> StageTime:
+            return stage_seconds(
+                stock, stage, layout, engine, plan.cluster, batch, plan.options, places, given=given
+            )  # fmt: skip
+
+        found.append(_stage(ask, layout.cp, budget, sampled, context, split))
+    columns = {name: np.array([one[name] for one in found]) for name in found[0]}
+    overhead = np.full(len(found), plan.cluster.constants.step_overhead_us * US)
+    return rounded(Tables(**columns, overhead=overhead, cell=float(cell), cp=layout.cp, blend=split))
+
+
+def _stage(
+    ask: _Ask, cp: int, budget: int, sampled: int, context: Floats, split: bool
+) -> dict[str, Floats]:  # fmt: skip
+    """One stage's part of every table but the overhead."""
+    tokens = _sizes(budget)
+    drawn = ask(Batch("decode", (Part(tokens, 1, 0),), 0), plain)
+    prompt = ask(Batch("prefill", (Part(1, tokens * cp, 0, prompt=True),), 0), plain)
+    rows = _sizes(sampled)
+    one = Part(1, 1, 0)
+    heads, none = ask(Batch("decode", (one,), rows), plain), ask(Batch("decode", (one,), 0), plain)
+    logits = np.subtract(heads.comm, none.comm)
+    cached = Batch("decode", (Part(1, 1, context - 1),), 0)
+    read = ask(cached, _without("peak")).parts["kv"]
+    flop = ask(cached, _without("hbm")).parts["kv"]
+    behind: Num = np.zeros(len(context))
+    if split:
+        chunk = [ask(Batch("prefill", (Part(1, cp, x, prompt=True),), 0), plain).comm for x in (context, 0)]
+        behind = np.subtract(chunk[0], chunk[1])
+    bare = ask(Batch("decode", (one,), 0), _without("hbm", "peak"))
+    return {
+        "work": _whole(tokens, _work(drawn), budget), "comm": _whole(tokens, drawn.comm, budget),
+        "prompt_work": _whole(tokens, _work(prompt), budget), "prompt_comm": _whole(tokens, prompt.comm, budget),
+        "head": _whole(rows, heads.parts.get("head", 0), sampled), "logits": _whole(rows, logits, sampled),
+        "read": np.broadcast_to(read, context.shape), "flop": np.broadcast_to(flop, context.shape),
+        "context": np.broadcast_to(behind, context.shape),
+        "floor": np.asarray(float(value_of(bare.host + bare.compute))),
+    }  # fmt: skip
+
+
+def _work(step: StageTime) -> Num:
+    """What depends on the number of tokens alone: all but the cache and the head."""
+    return sum(value for name, value in step.parts.items() if name not in {"kv", "head"})
+
+
+def _sizes(most: int) -> Floats:
+    if most <= _EXACT:
+        return np.arange(1, most + 1, dtype=float)
+    return np.unique(np.concatenate((np.arange(1, _EXACT), np.arange(_EXACT, most, 16), [most]))).astype(float)
+
+
+def _whole(sizes: Floats, seconds: Num, most: int) -> Floats:
+    """A value for every number of tokens 0..most; that of 0 is that of 1."""
+    found: Floats = np.interp(np.arange(most + 1), sizes, np.broadcast_to(seconds, sizes.shape))
+    return found
+
+
+def _without(*names: str) -> Given:
+    """Inputs with some resources endless: the other ones' time is left."""
+
+    def given(name: str, value: Num, unit: str = "", source: str = "") -> Num:
+        return value * _NO_TIME if name.startswith(names) else value
+
+    return given

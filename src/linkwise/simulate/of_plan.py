@@ -1,0 +1,107 @@
+"""From a plan file to the pools of a simulation: the engine's policy, the plan's KV, the plan's own step times."""
+
+from msgspec.structs import replace
+
+from linkwise.core.errors import InputError
+from linkwise.engine.registry import get
+from linkwise.plan.handoff import handoff
+from linkwise.plan.handoff_types import HandoffOptions
+from linkwise.plan.operate import in_flight
+from linkwise.plan.types import Plan
+from linkwise.simulate.cost import tables_of
+from linkwise.simulate.rules import Pool, Rules, Transfer
+from linkwise.workload.requests import Requests
+
+# engine: (policy, prompts may be cut, share of the answer reserved when a request is admitted)
+# vLLM V1 schedules rows and chunks together and preempts by recomputing. SGLang runs prompts first and admits with a
+# share of the answer reserved that decays to about 0.1 (new_token_ratio; unverified beyond its defaults).
+# TensorRT-LLM's default capacity scheduler, guaranteed no evict, reserves the whole answer; prompts are not cut.
+_BATCHING = {
+    "vllm": ("mixed", True, 0.0),
+    "linkwise": ("mixed", True, 0.0),
+    "textbook": ("mixed", True, 0.0),
+    "sglang": ("prefill-first", True, 0.1),
+    "trtllm": ("mixed", False, 1.0),
+}
+MOST_TOKENS = 1 << 18  # of a step the tables hold
+
+
+def longest_of(plan: Plan) -> int:
+    """Most tokens of one request, prompt and answer."""
+    return min(plan.resolved.max_model_len, plan.model.max_len)
+
+
+def rules_of(plan: Plan) -> tuple[Rules, tuple[str, ...]]:
+    """How the plan's replicas batch, and what of it is not exact."""
+    notes = []
+    policy, chunked, reserve = _BATCHING[plan.engine]
+    resolved, layout, verify = plan.resolved, plan.layout, 1 + plan.options.mtp_tokens
+    if resolved.max_batched_tokens > MOST_TOKENS:
+        notes.append(f"steps hold {MOST_TOKENS:,} tokens at most here, not {resolved.max_batched_tokens:,}")
+    tokens = plan.ledger.kv_tokens
+    if tokens is None:
+        lengths = plan.workload.total_tokens
+        tokens = int(plan.ledger.requests * plan.workload.burst * lengths)
+        notes.append(
+            f"a hybrid stack has no KV bytes per token: its room is taken as {tokens:,} tokens, what the plan's"
+            f" {plan.ledger.requests:,} requests of {lengths:,} tokens leave and take"
+        )
+    blocks = tokens // layout.dp_attn // resolved.block_tokens
+    if blocks < 1:
+        raise InputError("the plan leaves no room for KV", where="simulate", expected="a plan that holds a request")
+    return Rules(
+        policy=policy, chunked=chunked, reserve=reserve, budget=min(resolved.max_batched_tokens, MOST_TOKENS),
+        max_seqs=resolved.max_seqs, slots=in_flight(layout, plan.options), lanes=layout.dp_attn,
+        block_tokens=resolved.block_tokens, kv_blocks=blocks, verify=verify,
+        acceptance=plan.options.mtp_acceptance if verify > 1 else 1.0,
+    ), tuple(notes)  # fmt: skip
+
+
+def pool_of(
+    plan: Plan, load: Requests, *, role: str = "both", replicas: int | None = None
+) -> tuple[Pool, tuple[str, ...]]:
+    """A pool of the plan's replicas for these requests, and what of it is not exact."""
+    rules, notes = rules_of(plan)
+    longest = int((load.input_tokens + load.output_tokens).max()) + rules.verify
+    sampled = rules.slot_seqs * rules.verify + 1
+    tables = tables_of(plan, longest, budget=max(rules.budget, sampled), sampled=max(sampled, rules.budget))
+    return Pool(rules, tables, replicas or plan.replicas, role, f"{plan.layout}, {plan.cluster.name}"), notes
+
+
+def transfer_of(prefill: Plan, decode: Plan, load: Requests) -> tuple[Transfer, tuple[str, ...]]:
+    """Seconds of a prompt's handover between the two plans' groups, on the links of the slower cluster.
+
+    The plan's handoff is asked at two lengths, and a line drawn through them.
+    """
+    if prefill.model != decode.model:
+        raise InputError(
+            f"{prefill.model.name} and {decode.model.name}", where="pools", expected="the same model on both sides"
+        )
+    if (prefill.layout.size, decode.layout.size) != tuple(p.layout.tp * p.layout.pp for p in (prefill, decode)):
+        raise InputError(
+            f"{prefill.layout} and {decode.layout}", where="pools", expected="tp and pp only: others are not simulated"
+        )
+    middle = max(2, int(load.input_tokens.mean()))
+    found: dict[int, float] = {}
+    for cluster in {id(p.cluster): p.cluster for p in (prefill, decode)}.values():
+        for tokens in (middle, 2 * middle):
+            seen = handoff(
+                decode.model, cluster, prompt_tokens=tokens, rate_per_s=1.0, prefill_tp=prefill.layout.tp,
+                decode_tp=decode.layout.tp, prefill_pp=prefill.layout.pp, decode_pp=decode.layout.pp,
+                engine=get(decode.engine, decode.engine_version), kv_dtype=decode.options.kv_dtype or "auto",
+                options=HandoffOptions(),
+            )  # fmt: skip
+            exposed = seen.transfer_s + seen.copy_s
+            found[tokens] = max(found.get(tokens, 0.0), exposed)
+    each = (found[2 * middle] - found[middle]) / middle
+    base = max(0.0, found[middle] - each * middle)
+    note = f"a prompt of {middle:,} tokens takes {found[middle] * 1e3:.3g} ms on {seen.limiting}, after its prefill"
+    return Transfer(base_s=base, token_s=max(0.0, each)), (note,)
+
+
+def with_engine(plan: Plan, **changes: object) -> Plan:
+    """The plan with other settings of the engine, as a what-if."""
+    return replace(plan, resolved=replace(plan.resolved, **changes))
+
+
+__all__ = ["longest_of", "pool_of", "rules_of", "transfer_of", "with_engine"]

@@ -1,0 +1,145 @@
+"""Figures of a run from what the loop left in its arrays."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from linkwise.simulate import state
+from linkwise.simulate.rules import Pool, Run
+from linkwise.simulate.state import Array, World
+from linkwise.simulate.types import PoolUse, Split, Spread, Summary
+from linkwise.workload.types import Targets
+
+# Beyond this share of what arrives in the second half of the arrivals, a backlog that grows is no accident.
+GROWTH = 0.05
+
+
+def spread(values: Array) -> Spread | None:
+    if not len(values):
+        return None
+    ordered = np.sort(values)
+    p50, p90, p95, p99 = (_at(ordered, share) for share in (0.5, 0.9, 0.95, 0.99))
+    return Spread(mean=float(ordered.mean()), p50=p50, p90=p90, p95=p95, p99=p99, most=float(ordered[-1]))
+
+
+def _at(ordered: Array, share: float) -> float:
+    """A percentile: on the line between the two values around it."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return float(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+
+
+def gap_seconds() -> Array:
+    """The middle of every bin of gaps, seconds; the first bin is zero."""
+    place = np.arange(state.BINS)
+    octave, part = place // state.BINS_PER_OCTAVE - state.LOWEST_OCTAVE, place % state.BINS_PER_OCTAVE
+    middle = (0.5 + (part + 0.5) / (2 * state.BINS_PER_OCTAVE)) * 2.0**octave
+    middle[0] = 0.0
+    return middle
+
+
+def _gaps(counts: Array) -> Spread | None:
+    total = int(counts.sum())
+    if not total:
+        return None
+    middle, upto = gap_seconds(), np.cumsum(counts)
+    at = [float(middle[np.searchsorted(upto, share * total)]) for share in (0.5, 0.9, 0.95, 0.99)]
+    most = float(middle[np.flatnonzero(counts)[-1]])
+    return Spread(mean=float(middle @ counts / total), p50=at[0], p90=at[1], p95=at[2], p99=at[3], most=most)
+
+
+def summary(
+    w: World, pools: Sequence[Pool], run: Run, targets: Targets, notes: tuple[str, ...], not_modelled: tuple[str, ...]
+) -> Summary:
+    g, every = w.g[0], w.request
+    done = every[every["status"] == state.DONE]
+    begin = float(every["arrival"].min())
+    span = float(every["end"].max()) - begin
+    ttft, e2e = done["first"] - done["arrival"], done["end"] - done["arrival"]
+    several = done["output"] > 1
+    tpot = (done["end"] - done["first"])[several] / (done["output"][several] - 1)
+    inside = np.ones(len(done), bool)
+    if targets.ttft_s is not None:
+        inside &= ttft <= targets.ttft_s
+    if targets.tpot_s is not None:
+        inside[several] &= tpot <= targets.tpot_s
+    use = tuple(_use(w, number, pool, span) for number, pool in enumerate(pools))
+    saturated, why = _saturation(every, run)
+    refused, lost, unmoved = (int((every["status"] == s).sum()) for s in (state.REFUSED, state.LOST, state.UNMOVED))
+    per_s = 1 / span if span else 0.0
+    return Summary(
+        seed=run.seed, requests=len(every), served=len(done), refused=refused, lost=lost, unmoved=unmoved,
+        span_s=span, rate_per_s=len(done) * per_s, output_tokens_per_s=int(done["output"].sum()) * per_s,
+        ttft=spread(ttft), tpot=spread(tpot), itl=_gaps(w.gaps), e2e=spread(e2e),
+        queue=spread(done["start"] - done["arrival"]), ttft_target_s=targets.ttft_s, tpot_target_s=targets.tpot_s,
+        in_target=int(inside.sum()) / len(every), goodput_per_s=int(inside.sum()) * per_s, split=_split(done),
+        pools=use, steps=int(g["steps"]), events=int(g["events"]), prefill_tokens=int(g["prefilled"]),
+        cached_tokens=int(g["hits"]), recomputed_tokens=int(g["recomputed"]), decode_tokens=int(g["decoded"]),
+        preemptions=int(g["preempted"]), retries=int(g["retries"]), in_system_s=float(g["area"]),
+        saturated=saturated, saturation=why, starving=_starving(use), notes=notes, not_modelled=not_modelled,
+    )  # fmt: skip
+
+
+def _use(w: World, number: int, pool: Pool, span: float) -> PoolUse:
+    mine = w.replica[w.replica["pool"] == number]
+    lanes = w.lane[w.replica["pool"][w.lane["replica"]] == number]
+    busy, active = float(mine["busy_s"].sum()), float(mine["active_s"].sum())
+    stages, blocks = pool.tables.stages, pool.rules.kv_blocks
+    end = float(w.request["end"].max())
+    # A lane's integral ends where its blocks last changed.
+    size = int(w.pool["hash_blocks"][number])
+    area = lanes["area"] + (blocks - lanes["free"] - lanes["cached"] * size) * (end - lanes["since"])
+    return PoolUse(
+        role=pool.role, label=pool.label, replicas=pool.replicas, steps=int(mine["steps"].sum()),
+        busy=busy / (stages * pool.replicas * span) if span else 0.0,
+        bubble=max(0.0, 1 - busy / (stages * active)) if active else 0.0,
+        kv_mean=float(area.sum()) / (len(lanes) * blocks * span) if span else 0.0,
+        kv_peak=1 - int(lanes["least_free"].min()) / blocks,
+    )  # fmt: skip
+
+
+def _split(done: Array) -> Split | None:
+    """Parts of the mean TTFT. A prompt that was never handed over waits for neither blocks nor links."""
+    if not len(done):
+        return None
+    moved = done["source"] >= 0
+    blocks = np.where(moved, done["reserved"] - done["prefilled"], 0.0)
+    link = np.where(moved, done["moved"] - done["reserved"], 0.0)
+    last = np.where(moved, done["first"] - done["moved"], done["first"] - done["prefilled"])
+    return Split(
+        queue_s=float(np.mean(done["start"] - done["arrival"])),
+        prefill_s=float(np.mean(done["prefilled"] - done["start"])),
+        blocks_s=float(np.mean(blocks)), link_s=float(np.mean(link)), first_decode_s=float(np.mean(last)),
+    )  # fmt: skip
+
+
+def _saturation(every: Array, run: Run) -> tuple[bool, str]:
+    """Whether requests pile up while they arrive, or are refused: (yes, what was seen)."""
+    refused = int((every["status"] == state.REFUSED).sum())
+    if refused:
+        return True, f"{refused:,} of {len(every):,} requests were refused: queues were full"
+    arrivals = np.sort(every["arrival"])
+    last, first = float(arrivals[-1]), float(arrivals[0])
+    if run.users or last <= first or len(every) < 20:
+        return False, ""
+    half = (first + last) / 2
+    ends = np.sort(every["end"])
+    arrived = len(arrivals) - int(np.searchsorted(arrivals, half, "right"))
+    ended = int(np.searchsorted(ends, last, "right") - np.searchsorted(ends, half, "right"))
+    growth = arrived - ended
+    # Counts of a steady stream scatter by their root: three of those, and a share, are needed to call it growth.
+    if growth > max(GROWTH * arrived, 3 * float(np.sqrt(2 * arrived))):
+        return True, (
+            f"in the second half of the arrivals {arrived:,} requests came and {ended:,} ended: the load is about"
+            f" {arrived / max(1, ended):.2f} times what is served"
+        )
+    return False, ""
+
+
+def _starving(use: tuple[PoolUse, ...]) -> str:
+    """The pool that is idle while the other is busy, "" when neither is by much."""
+    if len(use) < 2:
+        return ""
+    idle, other = sorted(use, key=lambda u: u.busy)
+    return idle.role if other.busy > 0.05 and idle.busy < 0.7 * other.busy else ""
