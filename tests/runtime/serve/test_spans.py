@@ -94,7 +94,8 @@ def test_a_refused_request_leaves_no_spans(serve, tmp_path: Path) -> None:
     body = {"prompt": ["admitted", "refused"], "max_tokens": 4}
     first = threading.Thread(target=lambda: server.ask("first"))
     first.start()
-    assert until(lambda: server.supervisor.waiting == 1)
+    # The unit has it: admitted alone, it would still be in the queue, and have no prefill.
+    assert until(lambda: server.supervisor.waiting == 1 and server.supervisor.queued() == 0)
     assert server.client.post("/v1/completions", json=body, headers=headers).status_code == 429
     first.join()
     server.service.spans.close()
