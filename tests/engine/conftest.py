@@ -64,7 +64,7 @@ def build(
     moe = Moe(experts=experts, top_k=8, hidden=hidden, intermediate=moe_intermediate) if experts else None
     return Model(
         name="made",
-        family="made",
+        family="deepseek_v3" if mla else "qwen3_moe" if experts else "llama",
         source="made by hand",
         hidden=hidden,
         vocab=vocab,

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
@@ -32,6 +33,16 @@ def test_what_no_engine_runs(make, name, kind, layout, reason, change):
     assert found is not None
     assert reason in found.reason
     assert found.change == change
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [("family", "gpt_oss", "a gpt_oss model"), ("quantization", "fp8 128x128", "weights in fp8 128x128")],
+)
+def test_models_our_runtime_has_no_forward_pass_for(make, field, value, reason):
+    found = refusal("linkwise", replace(make(), **{field: value}), Layout(tp=2))
+    assert found is not None and reason in found.reason
+    assert (found.change, found.ways) == ("another engine", ())
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "linkwise"])

@@ -12,13 +12,21 @@ from linkwise.engine.flags import positive, read, without_program
 from linkwise.model.types import Model
 
 _PROGRAMS = (("linkwise", "serve"),)
-_PLAIN = {"max_batched_tokens": "--max-batched-tokens", "max_seqs": "--max-seqs", "max_model_len": "--max-len"}
+# model_type of config.json, as the runtime reads it (runtime/arch.py).
+FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+_PLAIN = {
+    "max_batched_tokens": "--max-batched-tokens",
+    "max_seqs": "--max-seqs",
+    "max_model_len": "--max-len",
+    "microbatches": "--microbatches",
+}
 
 
 class Linkwise(FactEngine):
     """Our runtime at one version."""
 
     def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+        yield _runs(model)
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="nothing is shared between the copies")
         yield rules.heads(model, layout)
@@ -93,6 +101,18 @@ class Linkwise(FactEngine):
             ignored=words.ignored,
             notes=words.notes,
         )
+
+
+def _runs(model: Model) -> Refusal | None:
+    """Models it has no forward pass for, whatever the layout."""
+    other = "another engine"
+    if model.family not in FAMILIES:
+        return Refusal(reason=f"a {model.family} model: linkwise runs {', '.join(FAMILIES)}", change=other)
+    if model.quantization not in {"none", "bfloat16", "float16", "float32"}:
+        return Refusal(
+            reason=f"weights in {model.quantization}: linkwise runs bfloat16, float16 and float32", change=other
+        )
+    return None
 
 
 def _sequence_alone(layout: Layout) -> Refusal | None:

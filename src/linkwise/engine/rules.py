@@ -78,6 +78,8 @@ def settle(found: Refusal, layout: Layout, refuse: Refuse) -> Refusal:
         if changed:
             kept = found.change if changed == found.ways[0] and found.change else _words(changed)
             return replace(found, change=kept, ways=(changed,))
+    if not found.ways and found.change:  # no degree is to blame
+        return found
     return replace(found, change=_NO_WAY, ways=())
 
 

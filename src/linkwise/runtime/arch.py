@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from linkwise.core.errors import InputError, NotUnderstood
 from linkwise.core.schema import Frozen
+from linkwise.engine.own import FAMILIES
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 MAX_COUNT, MAX_NUMBER = 1 << 31, 1e12  # of what a config says
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MOE = frozenset({"mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"})
