@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from linkwise import (
+    cli_capacity,
     cli_cluster,
     cli_diagnose,
     cli_lab,
@@ -358,6 +359,7 @@ cli_cluster.register(app, print_blocks, print_json)
 cli_diagnose.register(_command(), print_blocks, print_json)
 cli_traffic.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_simulate.register(_command(), print_blocks, print_json, lambda: kept("plan"))
+cli_capacity.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 
 
 @app.callback()

@@ -97,19 +97,20 @@ def _pool(use: PoolUse) -> str:
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on the error stream: requests finished."""
+def bar() -> Iterator[Callable[[int, int | None], None]]:
+    """A progress bar on the error stream: requests finished, or runs made where nobody knows how many there will be."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     shown = Progress(
-        TextColumn("simulate"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         console=Console(file=sys.stderr), transient=True,
     )  # fmt: skip
     with shown:
-        task = shown.add_task("simulate", total=None)
+        # Nothing is told before the loop runs, and the first run on a machine compiles it.
+        task = shown.add_task("simulate (a first run compiles the event loop: half a minute)", total=None)
 
-        def tell(done: int, whole: int) -> None:
-            shown.update(task, completed=done, total=whole)
+        def tell(done: int, whole: int | None) -> None:
+            shown.update(task, description="simulate", completed=done, total=whole)
 
         yield tell

@@ -1,4 +1,4 @@
-"""The event loop: whatever comes next, in time order, until nothing does or `most` events are done."""
+"""The event loop: whatever comes next, in time order, until nothing does, `most` events are done, or time is up."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,19 @@ from linkwise.simulate.heap import pop
 from linkwise.simulate.jit import compiled, kept, sources
 from linkwise.simulate.queues import arrive
 from linkwise.simulate.schedule import start
-from linkwise.simulate.state import ARRIVE, FAULT, KICK, KIND_BITS, MOVED, STEP, Array, Record
+from linkwise.simulate.state import (
+    ARRIVE,
+    FAULT,
+    KICK,
+    KIND_BITS,
+    MORE,
+    MOVED,
+    NOTHING_LEFT,
+    STEP,
+    TIME_UP,
+    Array,
+    Record,
+)
 from linkwise.simulate.step import finish
 
 
@@ -32,25 +44,27 @@ def _happens(w: Record, kind: int, number: int, now: float) -> None:
     elif kind == ARRIVE:
         arrive(w, number, now)
     elif kind == FAULT:
-        at = a.fault(w)[number >> 1].replica
         if number & 1:
-            up(w, at, now)
+            up(w, number >> 1, now)
         else:
-            down(w, at, now)
+            down(w, number >> 1, now)
 
 
-def made(stamp: str) -> Callable[[Array, int], bool]:
+def made(stamp: str) -> Callable[[Array, int], int]:
     """The compiled loop. stamp: names the code it is made of, so that a compiled one is not kept beyond it."""
 
     @kept
-    def run(g: Array, most: int) -> bool:
-        """True when nothing is left to happen."""
+    def run(g: Array, most: int) -> int:
+        """Why it stopped: NOTHING_LEFT, MORE or TIME_UP. What happens at `until` itself has happened."""
         w, version = g[0], stamp
         for _ in range(most if version else 0):
             soonest = a.heap_s(w)[0] if w.heap > 0 else math.inf
-            if w.next < w.open and a.request(w)[w.next].arrival <= soonest:
+            coming = a.request(w)[w.next].arrival if w.next < w.open else math.inf
+            if min(coming, soonest) > w.until:
+                return NOTHING_LEFT if min(coming, soonest) == math.inf else TIME_UP
+            if w.next < w.open and coming <= soonest:
                 # Who arrives at the instant a step ends is there when the next one is put together.
-                now = a.request(w)[w.next].arrival
+                now = coming
                 w.next += 1
                 arrive(w, w.next - 1, now)
             elif w.heap > 0:
@@ -59,15 +73,15 @@ def made(stamp: str) -> Callable[[Array, int], bool]:
                 kind, number = code >> KIND_BITS, code & ((1 << KIND_BITS) - 1)
                 _happens(w, kind, number, now)
             else:
-                return True
+                return NOTHING_LEFT
             w.now = now
             w.events += 1
-        return False
+        return MORE
 
     return run
 
 
 @lru_cache(maxsize=1)
-def loop() -> Callable[[Array, int], bool]:
+def loop() -> Callable[[Array, int], int]:
     """The loop as it is compiled here."""
     return made(sources())

@@ -113,7 +113,9 @@ def leave(w: Record, r: int, status: int, now: float) -> None:
     req = a.request(w)[r]
     req.end, req.status = now, status
     if req.lane >= 0:
-        a.replica(w)[a.lane(w)[req.lane].replica].outstanding -= 1
+        replica = a.replica(w)[a.lane(w)[req.lane].replica]
+        replica.outstanding -= 1
+        replica.idle_s = now
     in_system(w, LESS, now)
     w.finished += 1
     if w.closed and w.issued < w.number:

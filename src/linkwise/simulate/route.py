@@ -33,15 +33,21 @@ def uniform(w: Record, purpose: int, which: int) -> float:
 
 
 @compiled
+def _takes(w: Record, at: int) -> bool:
+    """Whether a replica takes new requests."""
+    return bool(a.replica(w)[at].down == 0 and a.replica(w)[at].drain == 0)
+
+
+@compiled
 def _least(w: Record, p: int) -> int:
-    """The replica with the fewest requests outstanding; ties go in turn. -1 when all are down."""
+    """The replica with the fewest requests outstanding; ties go in turn. -1 when none takes any."""
     pool = a.pool(w)[p]
     number = pool.replica1 - pool.replica0
     start, best, fewest = pool.turn, -1, 1 << 60
     for i in range(number):
         at = start + i
         at = pool.replica0 + (at - number if at >= number else at)
-        if a.replica(w)[at].outstanding < fewest and a.replica(w)[at].down == 0:
+        if a.replica(w)[at].outstanding < fewest and _takes(w, at):
             best, fewest = at, a.replica(w)[at].outstanding
     if best >= 0:
         pool.turn = (best - pool.replica0 + 1) % number
@@ -71,7 +77,7 @@ def _prefix(w: Record, p: int, r: int) -> int:
     limit = a.replica(w)[idlest].outstanding + MOST_AHEAD
     for at in range(a.pool(w)[p].replica0, a.pool(w)[p].replica1):
         one = a.replica(w)[at]
-        if one.down or one.outstanding > limit:
+        if one.outstanding > limit or not _takes(w, at):
             continue
         for i in range(a.pool(w)[p].lanes):
             found = kv.match(w, one.lane0 + i, r)
@@ -82,7 +88,7 @@ def _prefix(w: Record, p: int, r: int) -> int:
 
 @compiled
 def choose(w: Record, p: int, r: int) -> int:
-    """The lane that serves request r in pool p; -1 when every replica of it is down."""
+    """The lane that serves request r in pool p; -1 when no replica of it takes any."""
     pool, rule = a.pool(w)[p], w.router
     if rule == PREFIX and pool.hash_blocks > 0:
         return _prefix(w, p, r)
@@ -96,7 +102,7 @@ def choose(w: Record, p: int, r: int) -> int:
         return _lane_of(w, best) if best >= 0 else -1
     for i in range(number):
         at = pool.replica0 + (start + i) % number
-        if a.replica(w)[at].down == 0:
+        if _takes(w, at):
             if rule == ROUND_ROBIN:
                 pool.turn = (start + i + 1) % number
             return _lane_of(w, at)

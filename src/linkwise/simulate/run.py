@@ -6,7 +6,7 @@ import numpy as np
 
 from linkwise.core.errors import InputError
 from linkwise.simulate.rules import Pool, Run
-from linkwise.simulate.state import pointed
+from linkwise.simulate.state import NOTHING_LEFT, Cost, World, pointed
 from linkwise.simulate.summary import summary
 from linkwise.simulate.types import Simulated
 from linkwise.simulate.world import costs, world
@@ -37,17 +37,32 @@ def simulate(
     progress: told (requests finished, requests) now and then. Raises InputError for what no engine would accept.
     """
     run, targets = run or Run(), targets or Targets()
+    w, advance = begin(pools, load, run)
+    while advance(EVENTS_AT_ONCE) != NOTHING_LEFT:
+        if progress is not None:
+            progress(int(w.g["finished"][0]), load.number)
+    if progress is not None:
+        progress(load.number, load.number)
+    return ended(w, pools, run, targets, notes)
+
+
+def begin(pools: Sequence[Pool], load: Requests, run: Run) -> tuple[World, Callable[[int], int]]:
+    """Everything idle, and what takes it so many events on; that says why it stopped (state.NOTHING_LEFT, ...)."""
     check(pools, load, run)
     from linkwise.simulate import jit  # noqa: F401 - first: it says what to install where numba is missing
     from linkwise.simulate.loop import loop
 
     w, c, step = world(pools, load, run), costs(pools), loop()
     pointed(w, c)
-    while not step(w.g, EVENTS_AT_ONCE):
-        if progress is not None:
-            progress(int(w.g["finished"][0]), load.number)
-    if progress is not None:
-        progress(load.number, load.number)
+
+    def advance(events: int, kept: Cost = c) -> int:
+        return int(step(w.g, events))  # `kept`: the loop has the tables' addresses alone
+
+    return w, advance
+
+
+def ended(w: World, pools: Sequence[Pool], run: Run, targets: Targets, notes: tuple[str, ...]) -> Simulated:
+    """What the loop left, as figures and tables."""
     found = summary(w, pools, run, targets, notes, NOT_MODELLED)
     return Simulated(found, w.request, w.log_line[: int(w.g["logged"][0])], w.slot["replica"], w)
 

@@ -33,6 +33,8 @@ BOTH, PREFILL, DECODE = range(3)
 RANDOM, ROUND_ROBIN, LEAST, PREFIX = range(4)
 SLOW, LINK, DOWN = _whole(0, 1, 2)
 ELSEWHERE, DROP, STAY = range(3)
+# Why the loop stops: nothing is left to happen, it did as many events as asked, or its time is up.
+NOTHING_LEFT, MORE, TIME_UP = _whole(0, 1, 2)
 Record = Any  # of GLOBAL: what compiled functions call w
 # A bin of gaps is the exponent of a time and the first six bits of its fraction; the lowest starts at 2^-31 s.
 BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE = 3072, 64, 30
@@ -51,9 +53,10 @@ REQUEST = _record(
     input="i8", output="i8", next="i8", produced="i8", target="i8", done="i8", blocks="i8", room="i8", hit="i8",
     status="i8", lane="i8", source="i8", preempted="i8", tries="i8",
 )  # fmt: skip
+# down: so many reasons to be down. drain: it ends what it has and takes nothing new. idle_s: its last request left.
 REPLICA = _record(
-    pool="i8", slot0="i8", lane0="i8", set0="i8", down="i8", outstanding="i8", busy_slots="i8", steps="i8",
-    busy_s="f8", since_s="f8", active_s="f8",
+    pool="i8", slot0="i8", lane0="i8", set0="i8", down="i8", drain="i8", outstanding="i8", busy_slots="i8", steps="i8",
+    busy_s="f8", since_s="f8", active_s="f8", idle_s="f8",
 )  # fmt: skip
 SLOT = _record(replica="i8", busy="i8", kicked="i8", end="f8")
 # ctx: sum of the rows' cached tokens. fresh: the last rows, which have not decoded yet. last: end of the last decode.
@@ -87,7 +90,7 @@ _SIZES = (
 GLOBAL = _record(
     events="i8", next="i8", open="i8", issued="i8", finished="i8", closed="i8", router="i8", max_waiting="i8",
     rule="i8", limbo_head="i8", limbo_tail="i8", tries="i8", hash_tokens="i8", seed="u8", think_s="f8",
-    in_system="i8", area="f8", since="f8", now="f8", heap="i8", steps="i8", prefilled="i8", decoded="i8",
+    in_system="i8", area="f8", since="f8", now="f8", until="f8", heap="i8", steps="i8", prefilled="i8", decoded="i8",
     taken="i8", given="i8", evicted="i8", preempted="i8", recomputed="i8", hits="i8", moved="i8", retries="i8",
     move_base_s="f8", move_each_s="f8", move_busy_s="f8", fail="f8", logged="i8",
     **dict.fromkeys(_SIZES, "i8"), **{f"{name}_at": "i8" for name in _ARRAYS + _TABLES},

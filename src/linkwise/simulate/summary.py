@@ -18,11 +18,11 @@ def spread(values: Array) -> Spread | None:
     if not len(values):
         return None
     ordered = np.sort(values)
-    p50, p90, p95, p99 = (_at(ordered, share) for share in (0.5, 0.9, 0.95, 0.99))
+    p50, p90, p95, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.95, 0.99))
     return Spread(mean=float(ordered.mean()), p50=p50, p90=p90, p95=p95, p99=p99, most=float(ordered[-1]))
 
 
-def _at(ordered: Array, share: float) -> float:
+def percentile(ordered: Array, share: float) -> float:
     """A percentile: on the line between the two values around it."""
     place = share * (len(ordered) - 1)
     low = int(place)

@@ -51,7 +51,8 @@ def world(pools: Sequence[Pool], load: Requests, run: Run) -> World:
     def places(kind: type) -> Array:
         return np.zeros((sets, width), kind)
 
-    events = load.number + 4 * slots + 4 * len(faults) + slots * len(faults) + 16
+    # Every replica may be told to come and go while others' events wait (simulate/autoscale.py).
+    events = load.number + 4 * slots + 4 * len(faults) + slots * len(faults) + 4 * replicas + 16
     made = World(
         g, request, replica, slot, one_set, lane, table, faults,
         places(np.int64), places(np.int32), places(np.int32), places(np.int64), places(np.int32),
@@ -105,6 +106,7 @@ def _start(load: Requests, run: Run, hash_tokens: int) -> Array:
     g["router"], g["rule"] = ROUTERS.index(run.router), RECOVERY.index(run.recovery)
     g["max_waiting"], g["think_s"], g["seed"] = run.max_waiting, run.think_s, run.seed
     g["limbo_head"] = g["limbo_tail"] = -1
+    g["until"] = np.inf
     g["hash_tokens"] = max(1, hash_tokens)
     move = run.transfer
     g["move_base_s"], g["move_each_s"], g["fail"], g["tries"] = move.base_s, move.token_s, move.fail, move.tries
@@ -121,13 +123,18 @@ def _faults(run: Run, replicas: int) -> Array:
     return table
 
 
+def fault_code(replica: int, *, back: bool) -> int:
+    """The event of a replica that goes down, or is back."""
+    return (int(state.FAULT) << state.KIND_BITS) | (2 * replica + back)
+
+
 def _plan_faults(w: World) -> None:
     """Replicas that go down and come back are events; a sorted list is a heap."""
     events = []
-    for number, row in enumerate(w.fault):
+    for row in w.fault:
         if row["kind"] == state.DOWN:
             for back, at in enumerate((row["start"], row["end"])):
-                events.append((float(at), (state.FAULT << state.KIND_BITS) | (2 * number + back)))
+                events.append((float(at), fault_code(int(row["replica"]), back=bool(back))))
     for place, (at, code) in enumerate(sorted(events)):
         w.heap_s[place], w.heap_code[place] = at, code
     w.g["heap"] = len(events)

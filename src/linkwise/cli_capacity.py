@@ -1,0 +1,100 @@
+"""The command `linkwise capacity`: its words and options. cli.py registers it and owns what all commands share."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from linkwise.cli_load import (
+    LOAD,
+    POOLS,
+    Arrivals,
+    Isl,
+    Json,
+    Long,
+    Number,
+    Osl,
+    Rate,
+    Router,
+    Seed,
+    Source,
+    Spread,
+    Target,
+    Trace,
+    plan_of,
+    positive,
+    progress_bar,
+    targets_of,
+)
+from linkwise.core.units import parse_rate
+
+
+def register(
+    command: Callable[[Callable[..., int]], Any],
+    show: Callable[..., None],
+    show_json: Callable[[Any], None],
+    last_plan: Callable[[], Any],
+) -> None:
+    """Add the command. show, show_json: how the command line prints screens and values; last_plan: the one kept."""
+
+    def capacity(
+        source: Source,
+        rate: Rate = "",
+        workload: Trace = None,
+        growth: Annotated[
+            str,
+            typer.Option(help="of the load: x1.5, 50%, 20%/month, x2/year", metavar="GROWTH", rich_help_panel=LOAD),
+        ] = "x1",
+        months: Annotated[
+            float | None, typer.Option(help="how far ahead, with a growth per month or year", rich_help_panel=LOAD)
+        ] = None,
+        peak_factor: Annotated[
+            float, typer.Option(help="the busiest hour's rate over the mean", rich_help_panel=LOAD)
+        ] = 1.0,
+        failures: Annotated[int, typer.Option(help="so many at once are survived", rich_help_panel=POOLS)] = 1,
+        failure_of: Annotated[
+            str, typer.Option(help="what fails: a node with every replica on it, or one replica", rich_help_panel=POOLS)
+        ] = "node",
+        ttft: Target = "",
+        tpot: Target = "",
+        percentile: Annotated[
+            float, typer.Option(help="percent of requests that are inside a target", rich_help_panel=LOAD)
+        ] = 99.0,
+        isl: Isl = None,
+        osl: Osl = None,
+        requests: Number = None,
+        arrivals: Arrivals = "poisson",
+        lengths: Spread = "fixed",
+        long: Long = "refuse",
+        router: Router = "least",
+        seed: Seed = 0,
+        *,
+        json: Json = False,
+    ) -> int:
+        """How many replicas hold the load when it has grown and some are gone? Exit code 1: more than there are."""
+        from linkwise.simulate.capacity import Wanted
+        from linkwise.simulate.capacity import capacity as ask
+        from linkwise.simulate.capacity import growth as parse_growth
+        from linkwise.simulate.load import Asked
+        from linkwise.simulate.rules import Run
+
+        plan = plan_of(last_plan() if source == "plan:" else source, isl, osl)
+        wanted = Wanted(
+            rate_per_s=parse_rate(rate, where="--rate") if rate else None, growth=parse_growth(growth, months),
+            peak=peak_factor, failures=failures, of=failure_of, share=percentile / 100,
+            targets=targets_of(plan, ttft, tpot),
+        )  # fmt: skip
+        asked = Asked(
+            trace=workload, number=positive(requests, "--requests"), arrivals=arrivals, spread=lengths, long=long
+        )
+        with progress_bar(json) as progress:
+            found = ask(plan, wanted, asked, Run(seed=seed, router=router), progress=progress)
+        if json:
+            show_json(found)
+        else:
+            from linkwise.report.capacity import screen
+
+            show(screen(found, plan))
+        return 0 if found.fits else 1
+
+    command(capacity)

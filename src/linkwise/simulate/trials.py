@@ -1,0 +1,134 @@
+"""Runs of a pool at one number of replicas and one rate after another, judged at exact percentiles."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from linkwise.core.errors import InputError
+from linkwise.core.units import show_time
+from linkwise.simulate.rules import Fault, Pool, Run
+from linkwise.simulate.run import simulate
+from linkwise.simulate.state import DONE, Array
+from linkwise.simulate.summary import percentile
+from linkwise.simulate.types import Simulated
+from linkwise.workload.requests import Requests
+from linkwise.workload.types import Targets
+
+CLOSE = 1.01  # the rate that replicas hold is found to this factor
+WARM = 0.1  # share of the run that is left out as warming up, or two stays of a request where that is longer
+AFTER_S = 60.0  # how long after a failure its requests are looked at
+
+
+class Seen(NamedTuple):
+    """One run. missed: what it does not meet, in words."""
+
+    ttft_s: float
+    tpot_s: float | None
+    missed: tuple[str, ...]
+
+
+class Trials:
+    """Runs of a pool under these requests, sped up or slowed down. share: the percentile, 0.99 = 99 of 100 requests.
+
+    runs: how many were made; one asked for again is not made again.
+    """
+
+    def __init__(self, pool: Pool, load: Requests, run: Run, targets: Targets, share: float) -> None:
+        self._pool, self._load, self._run, self._targets, self._share = pool, load, run, targets, share
+        self._rate = rate_of(load)
+        self._seen: dict[tuple[int, float], Seen] = {}
+
+    @property
+    def runs(self) -> int:
+        return len(self._seen)
+
+    def at(self, replicas: int, rate_per_s: float) -> Seen:
+        """What so many replicas do under so many requests/s."""
+        key = replicas, rate_per_s
+        if key not in self._seen:
+            self._seen[key] = self._judged(self._simulated(replicas, rate_per_s, self._run))
+        return self._seen[key]
+
+    def alone(self) -> Seen:
+        """What every request gets that meets nobody."""
+        calm = self._load._replace(arrival_s=1e5 * np.arange(self._load.number, dtype=float))
+        return self._judged(simulate([self._pool._replace(replicas=1)], calm, self._run))
+
+    def failing(self, replicas: int, lost: int, rate_per_s: float) -> float:
+        """The TTFT percentile of requests in the minute after `lost` of the replicas die together, half-way through."""
+        half = float(self._load.arrival_s[-1]) * self._rate / rate_per_s / 2
+        faults = tuple(Fault(kind="down", replica=r, start_s=half, end_s=1e9) for r in range(lost))
+        every = self._simulated(replicas, rate_per_s, replace(self._run, faults=faults)).requests
+        hit = (every["arrival"] >= half) & (every["arrival"] <= half + AFTER_S) & (every["first"] >= 0)
+        return _at(every["first"][hit] - every["arrival"][hit], self._share)
+
+    def _simulated(self, replicas: int, rate: float, run: Run) -> Simulated:
+        quick = self._load._replace(arrival_s=np.multiply(self._load.arrival_s, self._rate / rate))
+        return simulate([self._pool._replace(replicas=replicas)], quick, run)
+
+    def _judged(self, found: Simulated) -> Seen:
+        kept = measured(found.requests)
+        share, targets = self._share, self._targets
+        several = kept[kept["output"] > 1]
+        ttft = _at(kept["first"] - kept["arrival"], share)
+        tpot = _at((several["end"] - several["first"]) / (several["output"] - 1), share) if len(several) else None
+        missed = [f"saturated: {found.summary.saturation}"] if found.summary.saturated else []
+        for name, value, limit in (("TTFT", ttft, targets.ttft_s), ("TPOT", tpot, targets.tpot_s)):
+            if value is not None and limit is not None and value > limit:
+                missed.append(f"{name} p{100 * share:g} {show_time(value)} against {show_time(limit)}")
+        return Seen(ttft, tpot, tuple(missed))
+
+
+def measured(every: Array) -> Array:
+    """Served requests that arrive once the run is warm."""
+    done = every[every["status"] == DONE]
+    first, last = float(every["arrival"].min()), float(every["arrival"].max())
+    stay = float(np.mean(done["end"] - done["arrival"]))
+    warm = first + min((last - first) / 2, max(WARM * (last - first), 2 * stay))
+    found: Array = done[done["arrival"] >= warm]
+    return found
+
+
+def _at(values: Array, share: float) -> float:
+    return percentile(np.sort(values), share) if len(values) else 0.0
+
+
+def rate_of(load: Requests) -> float:
+    """Mean arrivals per second."""
+    span = float(load.arrival_s[-1] - load.arrival_s[0])
+    if load.number < 2 or span <= 0:
+        raise InputError("all requests arrive at once", where="capacity", expected="arrivals that have a rate")
+    return (load.number - 1) / span
+
+
+def smallest(holds: Callable[[int], bool], start: int, most: int) -> int | None:
+    """The smallest of 1..most that holds, where all above it do too; None when `most` does not."""
+    low, high = 0, min(max(1, start), most)  # low does not hold
+    while not holds(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        # Close below the start first: the closed form is rarely far off.
+        middle = (low + high) // 2 if low or high <= 2 else max(1, high * 3 // 4)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def most_rate(holds: Callable[[float], bool], start: float) -> float:
+    """The highest rate that holds, to CLOSE; 0 when none a thousandth of `start` does."""
+    low, high, at = 0.0, math.inf, start
+    while not low or high == math.inf:
+        if holds(at):
+            low, at = at, at * 1.25
+        else:
+            high, at = at, at / 1.25
+        if at < start / 1000 or at > start * 1e6:
+            return low
+    while high / low > CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

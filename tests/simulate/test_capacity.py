@@ -1,0 +1,210 @@
+"""How many replicas: against queueing formulas, hand counts of what a node takes, and as people use the command.
+
+The waiting time of an M/D/1 queue is Erlang's of 1909: P(W <= t) = (1 - load) sum over j <= t/D of
+e^(rate (t - jD)) (-rate (t - jD))^j / j!. That of an M/M/c queue is P(W > t) = C e^(-(c - a) t / s), C Erlang's.
+"""
+
+import json
+import math
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.test_cli import Shell
+
+pytest.importorskip("numba")
+
+from linkwise.core.errors import InputError
+from linkwise.simulate.capacity import growth
+from linkwise.simulate.failures import enough, lost
+from linkwise.simulate.rules import Pool, Rules, Run
+from linkwise.simulate.tables import constant
+from linkwise.simulate.trials import Trials, most_rate, smallest
+from linkwise.workload.arrivals import Arrivals, times
+from linkwise.workload.requests import Requests, requests
+from linkwise.workload.types import Targets
+
+ONE = Rules(max_seqs=1, prefix_cache=False)
+
+
+def load(number: int, rate: float, outputs=1) -> Requests:
+    answers = np.broadcast_to(np.asarray(outputs, np.int64), number).copy()
+    return requests(times(Arrivals(rate_per_s=rate), number, 1), np.full(number, 10), answers)
+
+
+def waits_at_most(t: float, rate: float) -> float:
+    """M/D/1 with a service of 1 s. Terms alternate and are large: exact fractions for the powers."""
+    total = 0.0
+    for j in range(int(t) + 1):
+        x = Fraction(rate).limit_denominator(10**6) * (Fraction(t).limit_denominator(10**6) - j)
+        total += math.exp(float(x)) * float((-x) ** j / math.factorial(j))
+    return (1 - rate) * total
+
+
+def test_the_fewest_replicas_are_those_of_the_m_d_1_queue() -> None:
+    # 4 requests/s split at random over n servers of 1 s; 90 of 100 are to wait at most 3 s, so a TTFT of 4 s.
+    share = {n: waits_at_most(3.0, 4.0 / n) for n in (5, 6, 7)}
+    assert share[5] < 0.85
+    assert 0.90 < share[6] < 0.93
+    trials = Trials(Pool(ONE, constant(1.0)), load(60_000, 4.0), Run(router="random"), Targets(ttft_s=4.0), 0.9)
+    for start in (1, 6, 20):
+        assert smallest(lambda n: not trials.at(n, 4.0).missed, start, 100) == 6
+    assert "TTFT p90" in " ".join(trials.at(5, 4.0).missed)
+
+
+def test_the_rate_one_server_holds_is_the_m_d_1_queue_s() -> None:
+    trials = Trials(Pool(ONE, constant(1.0)), load(200_000, 0.5), Run(), Targets(ttft_s=4.0), 0.9)
+    found = most_rate(lambda rate: not trials.at(1, rate).missed, 0.5)
+    low, high = 0.1, 0.99
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if waits_at_most(3.0, middle) >= 0.9 else (low, middle)
+    # To 1 % by the search, and as much again for 200,000 requests of a correlated queue.
+    assert found == pytest.approx(low, rel=0.02)
+
+
+def test_the_rate_servers_that_share_a_queue_hold_is_the_m_m_c_queue_s() -> None:
+    # c rows that decode at a constant 5 ms a step, answers of geometric length with mean 200: exponential service of
+    # 1 s. 90 of 100 are to wait at most 1 s; a request's own prompt step and half of one under way come on top.
+    c, grid = 4, 0.005
+    answers = np.random.Generator(np.random.Philox(6)).geometric(1 / 200, 150_000)
+    pool = Pool(Rules(max_seqs=c, prefix_cache=False), constant(grid))
+    trials = Trials(pool, load(150_000, 2.0, answers), Run(), Targets(ttft_s=1.0 + 1.5 * grid), 0.9)
+    found = most_rate(lambda rate: not trials.at(1, rate).missed, 3.0)
+
+    def share_late(a: float) -> float:
+        blocked = a**c / math.factorial(c) * c / (c - a)
+        erlang = blocked / (sum(a**k / math.factorial(k) for k in range(c)) + blocked)
+        return erlang * math.exp(-(c - a) * 1.0)
+
+    low, high = 0.1, 3.99
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share_late(middle) <= 0.1 else (low, middle)
+    assert found == pytest.approx(low, rel=0.02)
+
+
+def test_a_request_alone_that_is_late_is_seen() -> None:
+    trials = Trials(Pool(ONE, constant(1.0)), load(100, 50.0), Run(), Targets(ttft_s=0.9), 0.99)
+    assert trials.alone().missed == ("TTFT p99 1 s against 900 ms",)
+    assert trials.alone().ttft_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "size", "failures", "of", "taken"),
+    [
+        (6, 4, 1, "node", 2),  # two of four devices on each node of eight
+        (6, 4, 2, "node", 4),
+        (5, 4, 1, "node", 2),
+        (3, 16, 1, "node", 1),  # each over two nodes of its own
+        (4, 6, 1, "node", 2),  # devices 0-5, 6-11, 12-17, 18-23: every node of eight touches two of them
+        (4, 6, 2, "node", 4),
+        (8, 2, 1, "node", 4),
+        (8, 2, 1, "replica", 1),
+        (2, 4, 3, "node", 2),
+        (4, 4, 0, "node", 0),
+    ],
+)
+def test_what_failures_take(replicas: int, size: int, failures: int, of: str, taken: int) -> None:
+    assert lost(replicas, size, 8, failures, of) == taken
+
+
+@given(st.integers(1, 12), st.integers(1, 20), st.integers(1, 8), st.integers(1, 3))
+def test_what_failures_take_is_the_worst_of_all_choices(
+    replicas: int, size: int, per_node: int, failures: int
+) -> None:  # fmt: skip
+    nodes = -(-replicas * size // per_node)
+    on = [
+        {r for r in range(replicas) if r * size < (node + 1) * per_node and (r + 1) * size > node * per_node}
+        for node in range(nodes)
+    ]
+    worst = max(len(set().union(*some)) for some in combinations(on, min(failures, nodes)))
+    assert lost(replicas, size, per_node, failures, "node") == worst
+    for survivors in (1, 3):
+        count = enough(survivors, size, per_node, failures, "node")
+        assert count - lost(count, size, per_node, failures, "node") >= survivors
+        before = count - 1
+        assert before < survivors or before - lost(before, size, per_node, failures, "node") < survivors
+
+
+def test_growth_as_typed() -> None:
+    assert growth("x1.5").factor == 1.5
+    assert growth("50%").factor == 1.5
+    assert growth("20%/month", 3).factor == pytest.approx(1.728)  # 1.2 cubed
+    assert growth("x4/year", 6).factor == pytest.approx(2.0)
+    for text, months in (("20", None), ("x0", None), ("-5%", None), ("x2", 3.0), ("20%/month", 0.0), ("x٣", None)):
+        with pytest.raises(InputError):
+            growth(text, months)
+
+
+@pytest.fixture
+def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(capsys, tmp_path)
+    plan = "plan llama-3.1-8b --on 2x4xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s --ttft 300ms --tpot 15ms"
+    assert shell(f"{plan} -o p.json").code == 0
+    return shell
+
+
+def test_the_answer_says_what_survives_and_what_decides(linkwise: Shell) -> None:
+    ran = linkwise("capacity p.json --rate 40/s --growth x1.5 --requests 2000 --json")
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert found["rate_per_s"] == pytest.approx(60.0)
+    assert found["failed"]["replicas"] == found["replicas"] - found["lost"]
+    assert found["devices"] + found["devices_left"] == 8
+    assert found["failed"]["rate_per_s"] >= 60.0
+    assert found["normal"]["rate_per_s"] > found["failed"]["rate_per_s"]
+    assert "would not do" in found["binding"]
+    assert linkwise("capacity p.json --rate 40/s --growth x1.5 --requests 2000 --json").out == ran.out
+    screen = linkwise("capacity p.json --rate 40/s --growth x1.5 --requests 2000").out
+    assert f"replicas   {found['replicas']} = " in screen
+    assert "left: " in screen
+
+
+def test_more_than_the_cluster_holds_is_refused_with_what_would_help(linkwise: Shell) -> None:
+    ran = linkwise("capacity p.json --rate 400/s --requests 3000")
+    text = " ".join(ran.out.split())
+    assert ran.code == 1
+    assert "are needed, the cluster holds 8" in text
+    assert "more node" in text
+    assert "what the 4 replicas left of 8 hold" in text
+
+
+def test_a_target_no_number_of_replicas_meets(linkwise: Shell) -> None:
+    ran = linkwise("capacity p.json --rate 5/s --ttft 1ms --requests 100")
+    text = " ".join(ran.out.split())
+    assert ran.code == 1
+    assert "no number of replicas helps" in text
+    assert "a TTFT target of at least" in text
+
+
+def test_a_trace_sets_the_rate_and_is_sped_up(linkwise: Shell) -> None:
+    rows = "\n".join(f"{i * 0.5},1000,50" for i in range(400))
+    (linkwise.folder / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    found = json.loads(linkwise("capacity p.json --workload t.csv --peak-factor 3 --failures 0 --json").out)
+    assert (found["rate_today_per_s"], found["rate_per_s"]) == (pytest.approx(2.0), pytest.approx(6.0))
+    assert (found["replicas"], found["lost"], found["failing_ttft_s"]) == (1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--growth 20", "--growth"),
+        ("--growth x2 --months 3", "--months"),
+        ("--failures 100", "--failures"),
+        ("--failure-of rack", "--failure-of"),
+        ("--percentile 100", "--percentile"),
+        ("--peak-factor nan", "--peak-factor"),
+        ("--isl 200000", "context"),
+    ],
+)
+def test_bad_input_is_named(linkwise: Shell, words: str, said: str) -> None:
+    ran = linkwise(f"capacity p.json --rate 5/s {words}")
+    assert ran.code == 2
+    assert said in ran.err
