@@ -1,6 +1,7 @@
 """Everything a folder of evidence says: each file by its own reader, unusable ones named, none of them fatal."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -26,6 +27,7 @@ MAX_FILES = 65_536
 MAX_DEPTH = 16
 PARALLEL_BYTES = 2 * 2**20  # below this processes cost more than they save
 FILE_CPU_S = 120  # processor time one file may take before its process is ended
+LINES_SHARE = 0.75  # of it, after which a log is read no further
 
 
 class Unusable(NamedTuple):
@@ -60,15 +62,27 @@ class _Read(NamedTuple):
     reason: str
 
 
-def gather(paths: Sequence[str | Path], *, processes: int = 2) -> Evidence:
+class _File(NamedTuple):
+    """path, and the name it is shown by. since_s: what is asked of it, see `Source`."""
+
+    path: str
+    shown: str
+    since_s: float
+
+
+def gather(paths: Sequence[str | Path], *, processes: int = 2, since_s: float = 0.0) -> Evidence:
     """Evidence from files and folders (searched through). processes: at most; more than one only where it pays.
 
-    Raises InputError for a path that does not exist and for more than MAX_FILES files.
+    since_s: large logs need not be read before their last so many seconds, their beginnings aside; 0 = all of them.
+    Files beyond MAX_FILES are unusable. Raises InputError for a path that does not exist.
     """
-    files = list(_files(paths))
-    size = sum(os.path.getsize(path) for path, _ in files if os.path.isfile(path))
-    apart = processes > 0 and (size > PARALLEL_BYTES or any(_packed(path) for path, _ in files))
-    return _together(_apart(files, processes) if apart else [_read(one) for one in files])
+    every = [_File(path, shown, since_s) for path, shown in _files(paths)]
+    files, beyond = every[:MAX_FILES], every[MAX_FILES:]
+    size = sum(os.path.getsize(one.path) for one in files if os.path.isfile(one.path))
+    apart = processes > 0 and (size > PARALLEL_BYTES or any(_packed(one.path) for one in files))
+    found = _apart(files, processes) if apart else [_read(one) for one in files]
+    reason = f"not read: more than {MAX_FILES} files"
+    return _together(found + [_Read(printable(one.shown), "", None, reason) for one in beyond])
 
 
 def _packed(path: str) -> bool:
@@ -80,7 +94,7 @@ def _packed(path: str) -> bool:
         return False
 
 
-def _apart(files: list[tuple[str, str]], processes: int) -> list[_Read]:
+def _apart(files: list[_File], processes: int) -> list[_Read]:
     """Files read in processes of their own, within limits of processor time and memory that the system keeps.
 
     A file whose reading breaks them ends that process; the files that were lost with it are read again one by one, so
@@ -100,18 +114,17 @@ def _apart(files: list[tuple[str, str]], processes: int) -> list[_Read]:
                 found[number] = pool.submit(_within, files[number]).result()
             except BrokenProcessPool:
                 reason = f"reading it took more than {FILE_CPU_S} s of processor time, or ended its process"
-                found[number] = _Read(printable(files[number][1]), "", None, reason)
+                found[number] = _Read(printable(files[number].shown), "", None, reason)
     return [found[number] for number in left]
 
 
-def _within(one: tuple[str, str]) -> _Read:
+def _within(one: _File) -> _Read:
     allow_cpu(FILE_CPU_S)
     return _read(one)
 
 
 def _files(paths: Sequence[str | Path]) -> Iterator[tuple[str, str]]:
     """Files with the name they are shown by, in the order of their names."""
-    count = 0
     for given in paths:
         top = str(given)
         if not os.path.lexists(top):
@@ -122,18 +135,16 @@ def _files(paths: Sequence[str | Path]) -> Iterator[tuple[str, str]]:
         for folder, inner, names in os.walk(top):
             inner[:] = sorted(inner) if folder[len(top) :].count(os.sep) < MAX_DEPTH else []
             for name in sorted(names):
-                count += 1
-                if count > MAX_FILES:
-                    raise InputError(f"more than {MAX_FILES} files", where=top, expected="a folder of evidence")
                 path = os.path.join(folder, name)
                 yield path, os.path.relpath(path, top)
 
 
-def _read(one: tuple[str, str]) -> _Read:
-    path, shown = one
-    shown = printable(shown)
+def _read(one: _File) -> _Read:
+    shown = printable(one.shown)
     try:
-        format, reading = readers.read(Source(Path(path), where=shown))
+        source = Source(Path(one.path), where=shown, since_s=one.since_s)
+        source.until_cpu_s = time.process_time() + LINES_SHARE * FILE_CPU_S
+        format, reading = readers.read(source)
     except InputError as error:
         return _Read(shown, "", None, str(error).removeprefix(f"{shown}: "))
     except (RecursionError, MemoryError) as error:

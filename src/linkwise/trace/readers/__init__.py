@@ -4,8 +4,11 @@ A reader is a module with FORMAT, `recognises(source)` and `read(source)` (see b
 and name it in READERS; order matters only where one format could pass for another.
 """
 
+import time
 from importlib import import_module
 from typing import cast
+
+from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.trace.readers.base import Reader, Reading, Source
@@ -39,14 +42,18 @@ def read(source: Source) -> tuple[str, Reading]:
     if not found:
         raise InputError("no format of evidence recognised", where=source.where, expected="see docs/evidence.md")
     readings, refused = {}, []
-    for one in found:
+    end_s = source.until_cpu_s
+    for place, one in enumerate(found):
+        # Whoever reads first leaves the others their part of the time.
+        source.until_cpu_s = (now := time.process_time()) + (end_s - now) / (len(found) - place)
         try:
             readings[one.FORMAT] = one.read(source)
         except InputError as error:
             refused.append(error)
     if not readings:
         raise refused[0]
-    return ", ".join(readings), together(*readings.values())
+    whole = together(*readings.values())
+    return ", ".join(readings), replace(whole, notes=(*whole.notes, *source.notes)) if source.notes else whole
 
 
 def together(*readings: Reading) -> Reading:

@@ -2,6 +2,9 @@
 
 import gzip
 import io
+import math
+import os
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +17,16 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import open_regular
 from linkwise.trace.events import RankTrace
 from linkwise.trace.facts import Fact, Span
+from linkwise.trace.readers import seek
+from linkwise.trace.readers.sieve import Sieve
 
 MAX_BYTES = 2 * 2**30  # of one file, unpacked
 MAX_RATIO = 1_000  # unpacked to packed: deflate reaches 1,032 on zeros, traces some 30
 HEAD_BYTES = 64 * 2**10
 MAX_LINE_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
+TAIL_BYTES = 2**18
+_Bytes = bytes  # by another name inside `Source`, which has a method of this one
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +50,16 @@ class Reader(Protocol):
 
 
 class Source:
-    """A file of evidence: its first bytes at once, the rest through bounded reads; gzip is unpacked on the way."""
+    """A file of evidence: its first bytes at once, the rest through bounded reads; gzip is unpacked on the way.
 
-    def __init__(self, path: Path, *, where: str = "") -> None:
-        self.path, self.where = path, where or str(path)
+    since_s: of a large log only the beginning and what its last so many seconds hold is asked for; 0 = all of it.
+    until_cpu_s: processor time of this process (time.process_time) at which reading lines ends, and `notes` says where.
+    """
+
+    def __init__(self, path: Path, *, where: str = "", since_s: float = 0.0) -> None:
+        self.path, self.where, self.since_s = path, where or str(path), since_s
+        self.until_cpu_s = math.inf
+        self.notes: tuple[str, ...] = ()
         with open_regular(path) as (file, self.size):
             self.packed = file.read(2) == b"\x1f\x8b"
         with self.open() as file:
@@ -79,23 +93,87 @@ class Source:
             raise InputError(f"more than {most} bytes", where=self.where, expected=f"at most {most}")
         return data
 
+    @property
+    def date_ns(self) -> int:
+        """When the file was written, as the system has it; 0 = not known."""
+        try:
+            return max(0, os.stat(self.path).st_mtime_ns)
+        except OSError:
+            return 0
+
     def lines(self) -> Iterator[tuple[int, str]]:
         """Numbered lines as text without their ends. Raises InputError at one beyond MAX_LINE_BYTES."""
         with self.open() as file:
-            number = 0
-            while line := _line(file, self.where, number + 1):
-                number += 1
-                yield number, line.decode("utf-8", errors="replace").rstrip("\r\n")
+            for number, block in self._blocks(file):
+                for place, line in enumerate(block[1:-1].split(b"\n")):
+                    yield number + place, _text(line)
+
+    def sifted(self, sieve: Sieve) -> Iterator[tuple[int, str]]:
+        """Those of the lines that may hold one of a sieve's words, of the part that `since_s` asks for."""
+        with self.open() as file:
+            for number, block in self._blocks(file, late=self.since_s > 0):
+                for place, line in sieve.lines(block):
+                    yield number + place, _text(line)
+
+    def tail(self, most: int) -> list[tuple[int, str]]:
+        """The last lines of it, numbered from the end: -1 is the last. Of a packed file the whole is read."""
+        with self.open() as file:
+            if not self.packed:
+                file.seek(max(0, self.size - TAIL_BYTES))
+            kept = b""
+            while data := _read(file, BLOCK_BYTES, self.where):
+                kept = (kept + data)[-TAIL_BYTES:]
+        rows = kept.rstrip(b"\n").split(b"\n")[-most:]
+        return [(place - len(rows), _text(row)) for place, row in enumerate(rows)]
+
+    def _blocks(self, file: BinaryIO, *, late: bool = False) -> Iterator[tuple[int, _Bytes]]:
+        """Whole lines, a block at a time, with the number of the first: each block has a line's end on both sides."""
+        number, kept, skip_to = 1, b"\n", 0
+        if late and not self.packed and self.size >= seek.SEEK_BYTES:
+            skip_to = seek.beginning(file, self.size, self.since_s, self.date_ns)
+            file.seek(0)
+        while True:
+            where = f"{self.where}: line {number}"
+            if time.process_time() >= self.until_cpu_s:
+                self._cut(number - 1, file)
+                return
+            if skip_to and seek.KEPT_BYTES <= file.tell() < skip_to:
+                number, kept, skip_to = self._skip(file, number, len(kept) - 1, skip_to), b"\n", 0
+            data = _read(file, BLOCK_BYTES, where)
+            if not data:
+                if len(kept) > 1:
+                    yield number, kept + b"\n"
+                return
+            whole = kept + data
+            end = whole.rfind(b"\n")
+            if end:
+                yield number, whole[: end + 1]
+                number += whole.count(b"\n", 1, end + 1)
+            kept = whole[end:]
+            if len(kept) > MAX_LINE_BYTES:
+                where = f"{self.where}: line {number}"
+                raise InputError(f"more than {MAX_LINE_BYTES} bytes", where=where, expected="lines of text")
+
+    def _cut(self, lines: int, file: BinaryIO) -> None:
+        share = "" if self.packed or not self.size else f", {100 * file.tell() / self.size:.0f} % of it"
+        self._note(f"read to line {lines:,}{share}: the rest would take more processor time than a file is given")
+
+    def _skip(self, file: BinaryIO, number: int, kept: int, skip_to: int) -> int:
+        """Go on at a byte where a line begins; its number. kept: bytes of an unfinished line before the place."""
+        begin, at = number, file.tell() - kept
+        file.seek(at)
+        while at < skip_to and (data := file.read(min(BLOCK_BYTES, skip_to - at))):
+            number += data.count(b"\n")
+            at += len(data)
+        self._note(f"lines {begin:,} to {number - 1:,} are from before the time asked for and were not read")
+        return number
+
+    def _note(self, text: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, text)))
 
 
-def _line(file: BinaryIO, where: str, number: int) -> bytes:
-    try:
-        line = file.readline(MAX_LINE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot be unpacked: {error}", where=f"{where}: line {number}") from None
-    if len(line) > MAX_LINE_BYTES:
-        raise InputError(f"more than {MAX_LINE_BYTES} bytes", where=f"{where}: line {number}", expected="lines of text")
-    return line
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
 def _read(file: BinaryIO, most: int, where: str) -> bytes:

@@ -18,12 +18,17 @@ class Figure(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
 
 
+def mark(line: str) -> str:
+    """The word by which a line of figures is known, of which a log may hold millions; "" for other lines."""
+    return next((word for word in MARKS if word in line), "")
+
+
 def figures(line: str) -> list[Figure]:
     """All gauges a line holds; none for nearly every line."""
-    for mark, take in _LINES:
-        if mark in line:
+    for word, take in _LINES.items():
+        if word in line:
             return list(take(line))
-    return []
+    return list(_transfer(line)) if TRANSFER in line else []
 
 
 def _taken(
@@ -169,13 +174,14 @@ def _transfer(line: str) -> Iterator[Figure]:
         yield Figure("serve.transfer_s", float(took[1]) * _SECONDS.get(took[2], 1.0), "s")
 
 
-_LINES: tuple[tuple[str, Callable[[str], Iterator[Figure]]], ...] = (
-    ("throughput: ", _vllm),
-    ("ecode batch", _sglang),
-    ("refill batch", _sglang),
-    ("KV Transfer metrics:", _nixl),
-    ("ReqTimeStats", _request),
-    ("queue_duration", _request),
-    ("host_step_time", _trt),
-    ("ransfer", _transfer),
-)
+_LINES: dict[str, Callable[[str], Iterator[Figure]]] = {
+    "throughput: ": _vllm,
+    "ecode batch": _sglang,
+    "refill batch": _sglang,
+    "KV Transfer metrics:": _nixl,
+    "ReqTimeStats": _request,
+    "queue_duration": _request,
+    "host_step_time": _trt,
+}
+MARKS = tuple(_LINES)
+TRANSFER = "ransfer"  # a transfer in other words, or whatever else is said of one

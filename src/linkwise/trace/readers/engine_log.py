@@ -9,17 +9,18 @@ from typing import Any
 
 from linkwise.trace.readers import shared
 from linkwise.trace.readers.base import Reading, Source
-from linkwise.trace.readers.engine_figures import figures
-from linkwise.trace.readers.engine_rules import RULES, SIGNALS
+from linkwise.trace.readers.elastic import WORDS as ELASTIC
+from linkwise.trace.readers.elastic import Elastic
+from linkwise.trace.readers.engine_ends import Ends, exception
+from linkwise.trace.readers.engine_figures import MARKS, TRANSFER, figures, mark
+from linkwise.trace.readers.engine_rules import RULES, SIGNALS, Rule
 from linkwise.trace.readers.log_time import Clock
-from linkwise.trace.readers.shared import Block, Found, number, placed, placed_by_path
+from linkwise.trace.readers.shared import SERIES, Block, Found, Series, number, placed, placed_by_path
+from linkwise.trace.readers.sieve import Sieve
+from linkwise.trace.readers.stacks import WORDS as STACKED
 from linkwise.trace.readers.stacks import Stacks
 
 FORMAT = "engine log"
-
-_EXCEPTION = re.compile(
-    r"(?:^|[\])>:] )(?P<type>[A-Z]\w{0,60}(?:Error|Exception)|\w[\w.]{0,100}\.[A-Z]\w{0,60}Error)[:(]"
-)
 
 # A name in front of each line. vLLM logger/utils: (Worker_TP1 pid=7), (EngineCore_DP0 pid=7); torchrun: [rank3]:;
 # SGLang: [2026-05-09 12:00:00 DP0 TP0 EP0]; TensorRT-LLM: [TRT-LLM] [RANK 3]; Ray: (RayWorkerWrapper pid=7, ip=...).
@@ -32,7 +33,8 @@ _STRIP = re.compile(r"^(?:\d{4}-\d\d-\d\dT[\d:.]{8,18}Z ?)?(?:\([A-Za-z][^()]{1,
 _MARK = re.compile(
     r"^\((?:\w{1,60}) (?:\w{1,8} )?(?:rank=\d+ )?pid=\d+\) |^(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d |"
     r"\[TRT-LLM\]|\[TensorRT-LLM\]|^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z_]{2,8}\d+)*\] |#running-req: |"
-    r"\bNIXL \w+ |gloo/transport|^srun: |cpu[-_]bind=|^\[rank\d+\]: "
+    r"\bNIXL \w+ |gloo/transport|^srun: |cpu[-_]bind=|^\[rank\d+\]: |torch[./]distributed[./]elastic|"
+    r"^Traceback \(most recent call last\)|^(?:\w+\.)*OutOfMemoryError: "
 )
 _SETTING = re.compile(
     r"(?<![\w$.])((?:TORCH_NCCL|NCCL|RCCL|UCX|GLOO)_[A-Z0-9_]{2,60}|OMP_NUM_THREADS|VLLM_CPU_\w{2,60}|"
@@ -49,15 +51,32 @@ _BOUND = re.compile(
     r"mask (?P<mask>0x[0-9a-fA-F,]{1,2048})"
 )
 _NAMES = {"OMP_NUM_THREADS": "omp_threads", "SLURM_CPU_BIND": "cpu_bind"}
-# One search decides for nearly every line that it says nothing.
-_WANTED = re.compile(
-    r"throughput: |batch|ransfer|queue_duration|ReqTimeStats|host_step_time|memory broadcast|KVPoll|handshake|"
-    r"expired KV|baton|atchdog|Hang det|RPC call|Timed out|onnection|[Ee]rror|Exception|died|is dead|exitcode|exited|"
-    r"ignal|srun|bind=|bind |NCCL_|OMP_NUM|UCX_|GLOO_|fault|SocketImpl|_CONNECTIONS=|_AFFINITY=|VLLM_CPU_|out of memory"
+_SETTINGS = (
+    "NCCL_",
+    "UCX_",
+    "GLOO_",
+    "OMP_NUM",
+    "VLLM_CPU_",
+    "_MAX_CONNECTIONS",
+    "_CPU_BIND",
+    "_AFFINITY=",
+    "bind=",
+    "bind ",
 )
+# What a person typed may hold anything. vLLM entrypoints/logger.py; SGLang managers/tokenizer_manager.py.
+_TYPED = ("Received request", "Receive: obj=", "Finish: obj=")
+_COLOR = re.compile(r"\x1b?\[[0-9;]{1,8}m")
 _STACK = re.compile(
     r"\s{2,}\S|#\d|(?:Current t|T)hread |Process \d|Fatal Python|\W*(?:global.)?rank\b|.{0,80}Pyspy dump", re.IGNORECASE
 )
+# Whose figures a line has, as cheaply as can be told: lines of one are thinned before they are taken apart.
+_WHOSE = re.compile(r"pid=\d+|[rR](?:ank|ANK) ?\d+|[A-Z]P\d+|Engine \d+|type=\w+|global_rank = \d+")
+_FRONT_CHARS = 160
+TAIL = 400  # last lines of a log, in which an exception that ended a process stands with its stack
+_SIEVE = Sieve(
+    *(rule.mark for rule in RULES), *MARKS, *STACKED, *ELASTIC, "rror", "xcep", "CCL_", "UCX_", "GLOO_", "OMP_NUM",
+    "_CPU_", "_MAX_CON", "_AFFIN", "bind=", "bind ", TRANSFER,
+)  # fmt: skip
 
 
 def fits(title: str, head: str) -> bool:
@@ -69,9 +88,11 @@ def fits(title: str, head: str) -> bool:
 
 
 def _known(line: str) -> bool:
-    if not _WANTED.search(line):
+    if typed(line):
         return False
-    return bool(figures(line)) or any(rule.pattern.search(line) for rule in RULES) or bool(_settings(line))
+    if any(rule.mark in line and rule.pattern.search(line) for rule in RULES):
+        return True
+    return bool((mark(line) and figures(line)) or _settings(line))
 
 
 def recognises(source: Source) -> bool:
@@ -87,28 +108,84 @@ def read(source: Source) -> Reading:
 def facts(block: Block, found: Found) -> None:
     """Gauges `serve.*` and `rank.*`, errors, notices, exits, settings; stacks that were dumped into the log."""
     clock, file_place = Clock(block.unix_ns), placed_by_path(block.title)
-    pool = _pool(block.title)
-    stacks = Stacks(found, file_place)
-    for line, raw in block.lines:
-        row = raw[: shared.MAX_LINE]
+    stacks, elastic, ends = Stacks(found, file_place), Elastic(found), Ends(found)
+    series: dict[tuple[str, ...], Series[str]] = {}
+    for line, raw in block.sifted(_SIEVE):
+        row = _plain(raw)
+        if kind := mark(row):
+            key = (kind, *_WHOSE.findall(row, 0, _FRONT_CHARS))
+            if key in series or len(series) < shared.MAX_SERIES:
+                series.setdefault(key, Series(2 * SERIES - 1)).add(line, row)
+            continue
         bare = _STRIP.sub("", row, count=1)
+        if elastic.take(line, bare):
+            continue
         if _STACK.match(bare) and stacks.feed(line, bare, said=_place(row, file_place), unix_ns=clock(row)):
             continue
-        if not _WANTED.search(row):
+        if TRANSFER in row and _figures(line, row, found, clock, file_place, _pool(block.title)):
             continue
-        rank, labels = _place(row, file_place)
-        at: dict[str, Any] = {"line": line, "unix_ns": clock(row), "rank": rank}
-        gauges = figures(row)
-        for gauge in gauges:
-            about = pool | labels | {key: value for key, value in gauge.labels if value}
-            said = about.pop("rank", "")
-            where = at | ({"rank": int(said)} if said else {})
-            found.add("gauge", gauge.name, gauge.value, labels=about, unit=gauge.unit, **where)
-        if not gauges and not _event(row, found, at, labels) and not _setting(row, found, at, labels):
-            _exception(row, found, at, labels)
+        _said(line, row, found, clock, file_place, ends)
+    for one in series.values():
+        found.thinned(one.stride)
+        for line, row in one.all():
+            if not _figures(line, row, found, clock, file_place, _pool(block.title)):
+                _said(line, row, found, clock, file_place, ends)
     stacks.flush()
+    elastic.flush()
+    ends.last([(n, _plain(row)) for n, row in block.tail(TAIL)], lambda row: _place(row, file_place), clock)
+    ends.flush()
     for note in clock.notes:
         found.note(note)
+
+
+Placed = tuple[int, dict[str, str]]
+
+
+def _figures(line: int, row: str, found: Found, clock: Clock, file_place: Placed, pool: dict[str, str]) -> bool:
+    """The gauges of a line; whether it has any."""
+    gauges = figures(row)
+    rank, labels = _place(row, file_place) if gauges else file_place
+    for gauge in gauges:
+        about = pool | labels | {key: value for key, value in gauge.labels if value}
+        said = about.pop("rank", "")
+        where: dict[str, Any] = {"line": line, "unix_ns": clock(row), "rank": int(said) if said else rank}
+        found.add("gauge", gauge.name, gauge.value, labels=about, unit=gauge.unit, **where)
+    return bool(gauges)
+
+
+def _said(line: int, row: str, found: Found, clock: Clock, file_place: Placed, ends: Ends) -> None:
+    """What a line says that is no figure: an event, a setting, an exception."""
+    if typed(row):
+        return
+    event = next(((rule, said) for rule in RULES if rule.mark in row and (said := rule.pattern.search(row))), None)
+    bound = None if event else _BOUND.search(row) if "bind=" in row else None
+    settings = [] if event or bound else _settings(row)
+    kind = "" if event or bound or settings else exception(row)
+    if not (event or bound or settings or kind):
+        return
+    rank, labels = _place(row, file_place)
+    at: dict[str, Any] = {"line": line, "unix_ns": clock(row), "rank": rank}
+    if event:
+        _event(*event, row, found, at, labels)
+        if event[0].name == "fatal_exception":
+            ends.announced(labels, at)
+    elif bound:
+        _bound(bound, row, found, at)
+    elif kind:
+        ends.exception(kind, row, at, labels)
+    for name, value in settings:
+        found.add("setting", name, labels=labels | {"value": value}, text=row, **at)
+
+
+def _plain(raw: str) -> str:
+    """A line without its colours, as long as patterns see it."""
+    row = raw[: shared.MAX_LINE]
+    return _COLOR.sub("", row) if "\x1b" in row or row.startswith(("[1;", "[0;")) else row
+
+
+def typed(row: str) -> bool:
+    """A line that repeats what a user asked for."""
+    return any(words in row for words in _TYPED)
 
 
 def _pool(title: str) -> dict[str, str]:
@@ -133,59 +210,38 @@ def _place(row: str, otherwise: tuple[int, dict[str, str]]) -> tuple[int, dict[s
     return (rank, labels) if rank >= 0 or labels.keys() - {"pid", "process"} else (otherwise[0], otherwise[1] | labels)
 
 
-def _event(row: str, found: Found, at: dict[str, Any], labels: dict[str, str]) -> bool:
-    for rule in RULES:
-        match = rule.pattern.search(row)
-        if not match:
-            continue
-        said = {key: value for key, value in match.groupdict().items() if value}
-        value = (number(said.pop("n", "")) or 0.0) * rule.factor
-        where = at | ({"rank": int(said.pop("rank"))} if "rank" in said else {})
-        if "signal" in said and not value:
-            value = SIGNALS.get(said["signal"], 0.0)
-        if "status" in said:  # as waitpid gives it
-            status = int(said.pop("status"))
-            value = status if status < 0 else -(status & 0x7F) or status >> 8
-        if "pool" in said:
-            said["pool"] = said["pool"].lower()
-        about = labels | rule.labels | said
-        found.add(
-            rule.kind,
-            rule.name,
-            value,
-            labels=about,
-            text=row,
-            unit=rule.unit,
-            host=said.get("node", found.host),
-            **where,
-        )
-        return True
-    return False
+def _event(
+    rule: Rule, match: re.Match[str], row: str, found: Found, at: dict[str, Any], labels: dict[str, str]
+) -> None:
+    said = {key: value for key, value in match.groupdict().items() if value}
+    value = (number(said.pop("n", "")) or 0.0) * rule.factor
+    where = at | ({"rank": int(said.pop("rank"))} if "rank" in said else {})
+    if "signal" in said and not value:
+        value = SIGNALS.get(said["signal"], 0.0)
+    if "status" in said:  # as waitpid gives it
+        status = int(said.pop("status"))
+        value = status if status < 0 else -(status & 0x7F) or status >> 8
+    if rule.name == "died" and not value:
+        said["code"] = "unknown"
+    if "pool" in said:
+        said["pool"] = said["pool"].lower()
+    about = labels | rule.labels | said
+    host = said.get("node", found.host)
+    found.add(rule.kind, rule.name, value, labels=about, text=row, unit=rule.unit, host=host, **where)
+
+
+def _bound(bound: re.Match[str], row: str, found: Found, at: dict[str, Any]) -> None:
+    about = {"pid": bound["pid"], "cpus": shared.cpu_list(bound["mask"])}
+    where = at | {"rank": int(bound["rank"]), "host": shared.word(bound["host"])}
+    found.add("place", "process", labels=about, text=row, **where)
+    if bound["how"] in {"NONE", "NULL"}:
+        found.add("setting", "cpu_bind", labels={"value": "none"}, text=row, **where)
 
 
 def _settings(row: str) -> list[tuple[str, str]]:
     """Names and values of settings that a line makes or lists."""
+    if not any(name in row for name in _SETTINGS):
+        return []
     pairs = [(found[1], found[2]) for found in _SETTING.finditer(row)] if _MADE.search(row) else []
     pairs += [("cpu_bind", found[1] or found[2]) for found in _BIND.finditer(row)]
     return [(_NAMES.get(name, name), value) for name, value in pairs]
-
-
-def _setting(row: str, found: Found, at: dict[str, Any], labels: dict[str, str]) -> bool:
-    if bound := _BOUND.search(row):
-        about = {"pid": bound["pid"], "cpus": shared.cpu_list(bound["mask"])}
-        where = at | {"rank": int(bound["rank"]), "host": shared.word(bound["host"])}
-        found.add("place", "process", labels=about, text=row, **where)
-        if bound["how"] in {"NONE", "NULL"}:
-            found.add("setting", "cpu_bind", labels={"value": "none"}, text=row, **where)
-        return True
-    pairs = _settings(row)
-    for name, value in pairs:
-        found.add("setting", name, labels=labels | {"value": value}, text=row, **at)
-    return bool(pairs)
-
-
-def _exception(row: str, found: Found, at: dict[str, Any], labels: dict[str, str]) -> None:
-    """An exception's own line, where the process it comes from is known."""
-    match = _EXCEPTION.search(row)
-    if match and (at["rank"] >= 0 or "process" in labels):
-        found.add("error", "exception", labels=labels | {"type": match["type"]}, text=row, **at)

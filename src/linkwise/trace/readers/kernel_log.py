@@ -9,6 +9,7 @@ from linkwise.trace.readers import shared
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.shared import Block, Found, bus_id, word
+from linkwise.trace.readers.sieve import Sieve
 
 FORMAT = "kernel log"
 
@@ -106,10 +107,9 @@ def read(source: Source) -> Reading:
 def facts(block: Block, found: Found) -> None:
     """Devices' faults (Xid, SXid, AER, ECC), processes the kernel ended, tasks that hang, links that went down."""
     clock = Clock(block.unix_ns)
-    count, since_boot = 0, False
-    for line, raw in block.lines:
+    since_boot = False
+    for line, raw in block.sifted(_SIEVE):
         row = raw[: shared.MAX_LINE]
-        count += 1
         if not _WANTED.search(row):
             continue
         boot = _BOOT.match(row)
@@ -129,7 +129,6 @@ def facts(block: Block, found: Found) -> None:
         found.note("times are seconds since boot (label boot_s)")
     for note in clock.notes:
         found.note(note)
-    found.note(f"{count} lines read")
 
 
 def _xid(seen: _Seen, match: re.Match[str]) -> None:
@@ -279,3 +278,9 @@ _WANTED = re.compile(
     r"[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|mlx5_core|Machine check|EDAC|above threshold|IO_PAGE_FAULT|DMAR: \[|"
     r"Default domain type|^\[[A-Z][a-z]{2} \d\d \d{4} [\d:]{8}\] \[(?!INFO|DEBUG)"
 )
+_SIEVE = Sieve(
+    "NVRM", "SXid", "amdgpu", "PCIe Bus", "ut of memory", "blocked for", "soft lockup", "segfault at", "] trap ",
+    "]: trap",
+    "ink is", "ink down", "ink Down", "ink up", "ink Up", "mlx5_core", "Machine check", "EDAC", "above threshold",
+    "IO_PAGE_FAULT", "DMAR: [", "Default domain", "[ERROR]", "[CRITICAL]", "[FATAL]", "[WARN", "[NOTICE]",
+)  # fmt: skip

@@ -4,7 +4,6 @@ One file may hold many ranks, with or without a launcher's marks. Calls (NCCL_DE
 are enqueued: of their end the log says nothing.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from linkwise.trace.readers import nccl_lines as lines
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.nccl_ranks import Place, Process, Processes, Ranks
+from linkwise.trace.readers.sieve import Sieve
 from linkwise.trace.readers.watchdog import Watchdog
 
 FORMAT = "NCCL log"
@@ -33,6 +33,9 @@ _NVLS = re.compile(r"Connected NVLS tree|(?<!\d)([1-9]\d{0,3}) nvls channels|^NV
 _CLOSED = re.compile(r"onnection (?:closed|reset) by |Connection refused|No route to host|Timeout waiting")
 
 
+_SIEVE = Sieve(" NCCL ", "chdog", "nqueued")  # " NCCL ", atchdog, nqueued: as `take` asks for
+
+
 class _Told(NamedTuple):
     """A fact of a process. peer: a rank of its communicator, -1 = none."""
 
@@ -49,12 +52,8 @@ def recognises(source: Source) -> bool:
 
 def read(source: Source) -> Reading:
     """One log. Raises InputError for what is no text of bounded lines, and for a log that says nothing."""
-    try:
-        date_ns = max(0, os.stat(source.path).st_mtime_ns)
-    except OSError:
-        date_ns = 0
-    log = Log(source.where, date_ns)
-    for number, line in source.lines():
+    log = Log(source.where, source.date_ns)
+    for number, line in source.sifted(_SIEVE):
         log.take(number, line)
     found = log.reading()
     if not found.facts and not found.ranks:

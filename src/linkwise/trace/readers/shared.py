@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from linkwise.core.errors import InputError
 from linkwise.core.printable import clipped, printable
 from linkwise.trace.facts import Fact, Kind, quoted
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.log_time import Clock
+from linkwise.trace.readers.sieve import Sieve
 
 PARTS = ("infiniband", "nvidia_smi", "lspci", "tcp", "cgroup", "kernel_log", "stacks", "engine_log")
 MAX_LINE = 2_048  # characters of a line that patterns see; what they look for stands at its front
@@ -41,7 +42,7 @@ class Block(NamedTuple):
     """One part of a dump, or a whole file. title: the path or command of its heading, else the file's own path.
 
     lines: numbered; of a whole file they can be read once. unix_ns: when it was taken, 0 = not known; own_date: that
-    is the date of the file itself, the weakest of evidence.
+    is the date of the file itself, the weakest of evidence. source: the file, where the block is all of it.
     """
 
     title: str
@@ -49,6 +50,18 @@ class Block(NamedTuple):
     where: str
     unix_ns: int = 0
     own_date: bool = True
+    source: Source | None = None
+
+    def sifted(self, sieve: Sieve) -> Iterable[tuple[int, str]]:
+        """Lines that may hold one of the sieve's words; of a part of a dump, which is small, all."""
+        return self.source.sifted(sieve) if self.source else self.lines
+
+    def tail(self, most: int) -> list[tuple[int, str]]:
+        """Its last lines, numbered from the end: -1 is the last."""
+        if self.source:
+            return self.source.tail(most)
+        rows = self.text[-most:]
+        return [(place - len(rows), line) for place, (_, line) in enumerate(rows)]
 
     @property
     def text(self) -> list[tuple[int, str]]:
@@ -59,6 +72,7 @@ class Block(NamedTuple):
         return rows
 
 
+T = TypeVar("T")
 Facts = Callable[[Block, "Found"], None]
 Fits = Callable[[str, str], bool]
 
@@ -73,9 +87,9 @@ def recognised(source: Source, fits: Fits) -> bool:
 def reading(source: Source, facts: Facts) -> Reading:
     """All facts of a file; of a dump's parts by the modules they fit. Raises InputError as the reader of it does."""
     found = Found(source.where, _host(source.where))
-    own_ns = _own_date_ns(source)
+    own_ns = source.date_ns
     if not _HAS_HEADING.search(source.text):
-        found.block = Block(_path(source), source.lines(), source.where, own_ns)
+        found.block = Block(_path(source), source.lines(), source.where, own_ns, source=source)
         facts(found.block, found)
         return found.reading()
     skipped, taken_ns = 0, 0
@@ -104,13 +118,6 @@ def _module(name: str) -> Any:
 
 def _path(source: Source) -> str:
     return os.path.abspath(source.path).removesuffix(".gz")
-
-
-def _own_date_ns(source: Source) -> int:
-    try:
-        return max(0, os.stat(source.path).st_mtime_ns)
-    except OSError:
-        return 0
 
 
 def _host(where: str) -> str:
@@ -159,24 +166,25 @@ def _date_ns(block: Block) -> int:
     return Clock(0)(line)
 
 
-class _Series:
-    """A gauge over time: every stride-th point, and the last."""
+class Series(Generic[T]):
+    """What a file says again and again: every stride-th of it, and the last. most: kept at a time, the last aside."""
 
-    def __init__(self) -> None:
-        self.kept: list[tuple[int, Fact]] = []
-        self.last: tuple[int, Fact] | None = None
+    def __init__(self, most: int = 2 * SERIES) -> None:
+        self._most = most
+        self.kept: list[tuple[int, T]] = []
+        self.last: tuple[int, T] | None = None
         self.seen, self.stride = 0, 1
 
-    def add(self, line: int, fact: Fact) -> None:
-        self.last = (line, fact)
+    def add(self, line: int, one: T) -> None:
+        self.last = (line, one)
         if self.seen % self.stride == 0:
             self.kept.append(self.last)
-            if len(self.kept) > 2 * SERIES:
+            if len(self.kept) > self._most:
                 del self.kept[1::2]
                 self.stride *= 2
         self.seen += 1
 
-    def all(self) -> list[tuple[int, Fact]]:
+    def all(self) -> list[tuple[int, T]]:
         assert self.last is not None  # noqa: S101 - made with its first point
         return self.kept if self.kept[-1] is self.last else [*self.kept, self.last]
 
@@ -191,10 +199,10 @@ class Found:
         self.where, self.host = where, host
         self.block: Block | None = None  # the part that is being read
         self._facts: list[tuple[int, Fact]] = []
-        self._series: dict[object, _Series] = {}
+        self._series: dict[object, Series[Fact]] = {}
         self._counts: dict[tuple[Kind, str], int] = {}
         self._snapshots: dict[object, int] = {}
-        self._lost, self._lost_series = 0, 0
+        self._lost, self._lost_series, self._stride = 0, 0, 1
         self._notes: dict[str, None] = {}
 
     def add(
@@ -241,7 +249,11 @@ class Found:
         if key not in self._series and len(self._series) >= MAX_SERIES:
             self._lost_series += 1
             return
-        self._series.setdefault(key, _Series()).add(line, fact)
+        self._series.setdefault(key, Series[Fact]()).add(line, fact)
+
+    def thinned(self, stride: int) -> None:
+        """Of lines of figures only one in so many was handed over."""
+        self._stride = max(self._stride, stride)
 
     def note(self, text: str) -> None:
         if len(self._notes) < 100:
@@ -256,7 +268,7 @@ class Found:
         if self._lost:
             flood = max(self._counts, key=lambda key: self._counts[key])
             notes.append(f"{self._lost} facts beyond the first {MAX_EACH} of a name left out, most of them {flood[1]}")
-        thinned = max((series.stride for series in self._series.values()), default=1)
+        thinned = max([self._stride, *(series.stride for series in self._series.values())])
         if thinned > 1:
             notes.append(f"of long series of figures one in {thinned} is kept")
         if self._lost_series:

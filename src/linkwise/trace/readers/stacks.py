@@ -9,6 +9,7 @@ from typing import NamedTuple
 from linkwise.trace.readers import shared
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.shared import Block, Found, placed, placed_by_path
+from linkwise.trace.readers.sieve import Sieve
 
 FORMAT = "thread stacks"
 
@@ -16,6 +17,11 @@ MAX_THREADS = 4_096
 MAX_FRAMES = 256  # of a thread, the innermost
 SHOWN = 12
 GAP = 200  # lines of something else after which a process's dump is over
+# Words of which every line of a dump holds one, also behind what launchers and engines put before a line.
+WORDS = (
+    "\n  ", ")   ", "Z   ", "Z  F", "]:  ", "Thread ", "Process ", "Fatal Python", "rank", "Rank", "RANK", "yspy dump",
+    *(f"\n#{number} " for number in range(10)), *(f"\n#{number}" for number in range(10, 100)),
+)  # fmt: skip
 
 _PROCESS = re.compile(r"^Process (\d{1,10}): (.{0,2000})")  # py-spy
 _ABOUT = re.compile(r"\bPyspy dump for PID (\d{1,10})")  # SGLang srt/utils: before each dump of its watchdog
@@ -98,27 +104,26 @@ class Stacks:
         self._said: tuple[int, dict[str, str]] | None = None
         self._threads: list[_Thread] = []
         self._frames: list[Frame] | None = None
-        self._gap, self._unix_ns = 0, 0
+        self._last, self._unix_ns = 0, 0
 
     def feed(self, line: int, text: str, *, said: tuple[int, dict[str, str]] | None = None, unix_ns: int = 0) -> bool:
         """Whether the line is of a dump. said: place that the log says of the line; unix_ns: its time."""
         row = text[: shared.MAX_LINE].rstrip()
+        if self._threads and line - self._last > GAP:
+            self.flush()
         if self._frames is not None and (frame := _frame(row)):
             if len(self._frames) < MAX_FRAMES:
                 self._frames.append(frame)
-            self._gap = 0
+            self._last = line
             return True
         if row[:1] in "PTCF=#*-rRgG " and self._opens(line, row, said, unix_ns):
-            self._gap = 0
+            self._last = line
             return True
         if about := _ABOUT.search(row):
             if said and len(self._by_pid) < MAX_THREADS:
                 self._by_pid[about[1]] = said
             self._unix_ns = unix_ns or self._unix_ns
             return True
-        self._gap += 1
-        if self._gap > GAP and self._threads:
-            self.flush()
         return False
 
     def _opens(self, line: int, row: str, said: tuple[int, dict[str, str]] | None, unix_ns: int) -> bool:
@@ -199,7 +204,7 @@ class Stacks:
             self.found.add(
                 "stack", name, line=thread.at, rank=rank, labels=about | more, text=text, unix_ns=self._unix_ns
             )
-        self._threads, self._frames, self._title, self._pid, self._said, self._gap = [], None, "", "", None, 0
+        self._threads, self._frames, self._title, self._pid, self._said = [], None, "", "", None
 
 
 _COLLECTIVES = {op for _, op in _OPS} | {"reduce", "gather", "scatter", "nccl_proxy"}
@@ -287,6 +292,9 @@ def _caller(frames: list[Frame], place: int) -> Frame | None:
     return next((f for f in own if not _op(f)), own[-1] if own else None)
 
 
+_SIEVE = Sieve(*WORDS)
+
+
 def fits(title: str, head: str) -> bool:
     """A thread's heading of one of the three, with a frame below it."""
     lines = head.splitlines()
@@ -312,6 +320,6 @@ def read(source: Source) -> Reading:
 def facts(block: Block, found: Found) -> None:
     """Facts `stack`: of the main thread of each process, and of its threads that stand in a collective."""
     stacks = Stacks(found, placed_by_path(block.title))
-    for line, text in block.lines:
+    for line, text in block.sifted(_SIEVE):
         stacks.feed(line, text)
     stacks.flush()
