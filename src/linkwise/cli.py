@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from linkwise import (
+    cli_autoscale,
     cli_capacity,
     cli_cluster,
     cli_diagnose,
     cli_lab,
+    cli_launch,
     cli_measure,
     cli_place,
     cli_run,
@@ -310,6 +312,7 @@ _command()(cli_place.place)
 _command()(cli_measure.measure)
 _command()(cli_measure.check)
 _command()(cli_lab.lab)
+_command()(cli_launch.launch)
 _command()(cli_run.run)
 _command()(cli_serve.serve)
 _command()(cli_weights.weights)
@@ -360,6 +363,7 @@ cli_diagnose.register(_command(), print_blocks, print_json)
 cli_traffic.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_simulate.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_capacity.register(_command(), print_blocks, print_json, lambda: kept("plan"))
+cli_autoscale.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 
 
 @app.callback()

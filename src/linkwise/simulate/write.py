@@ -1,5 +1,6 @@
 """A simulation as files: a table of requests in Parquet, and its steps as a timeline Perfetto opens."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,18 @@ def parquet(found: Simulated, path: str | Path) -> None:
     write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def timeline(found: Simulated, path: str | Path) -> None:
-    """Trace events, the JSON that Perfetto opens: steps by replica and slot, queues as counters."""
-    events: list[dict[str, Any]] = []
+def timeline(
+    found: Simulated, path: str | Path, counters: Mapping[str, Sequence[tuple[float, float]]] | None = None
+) -> None:
+    """Trace events, the JSON that Perfetto opens: steps by replica and slot, queues as counters.
+
+    counters: further ones by name, (second, value) each.
+    """
+    events: list[dict[str, Any]] = [
+        {"ph": "C", "name": name, "pid": -1, "ts": at * 1e6, "args": {name: value}}
+        for name, values in (counters or {}).items()
+        for at, value in values
+    ]
     replicas = found.replicas_of_slots
     first = {int(r): int(q) for q, r in reversed(list(enumerate(replicas)))}
     for replica in sorted(first):
