@@ -6,7 +6,7 @@ import sys
 import linkwise
 
 CALLS = {"fit", "plan", "explain", "compare", "handoff", "models", "hardware", "engines", "load", "save"}
-CALLS |= {"traffic", "place", "diagnose"}
+CALLS |= {"traffic", "place", "diagnose", "simulate", "capacity", "autoscale"}
 VALUES = {"Fit", "Placement", "Plan", "NoPlan", "__version__"}
 ERRORS = {"LinkwiseError", "InputError", "NotUnderstood", "Undecidable"}
 
@@ -29,7 +29,7 @@ def test_the_commands_are_the_calls() -> None:
 
     commands = {command.name for command in app.registered_commands}
     # Commands that act on a machine, write a file or go on until they are ended are commands only.
-    alone = {"lab", "measure", "check", "run", "serve", "weights", "trace", "watch", "simulate"}
+    alone = {"lab", "measure", "check", "run", "serve", "weights", "trace", "watch"}
     assert commands - alone == CALLS - {"load", "save"}
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from linkwise.api_diagnose import diagnose
     from linkwise.api_place import Placement, place
+    from linkwise.api_simulate import autoscale, capacity, simulate
     from linkwise.core.errors import InputError, LinkwiseError, NotUnderstood, Undecidable
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "Plan",
     "Undecidable",
     "__version__",
+    "autoscale",
+    "capacity",
     "compare",
     "diagnose",
     "engines",
@@ -51,9 +54,17 @@ __all__ = [
     "place",
     "plan",
     "save",
+    "simulate",
     "traffic",
 ]
-_HOMES = {"Placement": "api_place", "place": "api_place", "diagnose": "api_diagnose"}
+_HOMES = {
+    "Placement": "api_place",
+    "place": "api_place",
+    "diagnose": "api_diagnose",
+    "autoscale": "api_simulate",
+    "capacity": "api_simulate",
+    "simulate": "api_simulate",
+}
 _ERRORS = ("InputError", "LinkwiseError", "NotUnderstood", "Undecidable")
 
 

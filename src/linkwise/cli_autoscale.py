@@ -22,13 +22,10 @@ from linkwise.cli_load import (
     Spread,
     Target,
     Trace,
-    plan_of,
-    positive,
     progress_bar,
-    targets_of,
 )
 from linkwise.core.errors import InputError
-from linkwise.core.units import parse_bytes, parse_rate, parse_time
+from linkwise.core.units import parse_bytes, parse_time
 
 _RULES, _STARTS = "Rules", "Starts"
 
@@ -117,12 +114,10 @@ def register(
         json: Json = False,
     ) -> int:  # fmt: skip
         """What do scaling rules cost and miss? Exit code 1: no rule serves every request."""
+        from linkwise.api_simulate import plan_of, scaled
         from linkwise.simulate import scaling
-        from linkwise.simulate.autoscale import autoscale as ask
         from linkwise.simulate.autoscale import cold_start as of_weights
-        from linkwise.simulate.autoscale import references, serving
-        from linkwise.simulate.load import Asked
-        from linkwise.simulate.rules import Run
+        from linkwise.simulate.autoscale import serving
 
         plan = plan_of(last_plan() if source == "plan:" else source, isl, osl)
         limits: dict[str, Any] = {
@@ -139,29 +134,17 @@ def register(
         if schedule:
             times = scaling.schedule(schedule)
             rules.append(scaling.Rule(name="schedule", measure="schedule", schedule=times, **limits))
-        if not rules:
-            raise InputError(
-                "no rule", where="autoscale",
-                expected="--rule FILE, --target-outstanding, --target-kv, --target-waiting or --schedule",
-            )  # fmt: skip
         if bool(cold_start) == bool(load_rate):
             raise InputError("no cold start" if not cold_start else "two cold starts", where="autoscale",
                              expected="one of --cold-start 90s and --load-rate 4GB/s (with --start-up)")  # fmt: skip
-        if cold_start:
-            seconds = scaling.seconds(cold_start, "--cold-start")
-        else:
+        seconds: Any = cold_start
+        if load_rate:
             seconds = of_weights(plan, _bytes_a_second(load_rate), scaling.seconds(start_up, "--start-up"))
-        asked = Asked(
-            trace=workload, number=positive(requests, "--requests"), arrivals=arrivals, spread=lengths, long=long,
-            rate_per_s=parse_rate(rate, where="--rate") if rate else None, swing=swing,
-            period_s=parse_time(period, where="--period"),
-        )  # fmt: skip
-        whole = plan.cluster.size // plan.layout.size
         with progress_bar(json) as progress:
-            found, played = ask(
-                plan, (*rules, *references(rules, whole)), seconds, asked,
-                Run(seed=seed, router=router, steps_kept=steps if timeline else 0),
-                targets=targets_of(plan, ttft, tpot), progress=progress,
+            found, played = scaled(
+                plan, rules, cold_start=seconds, workload=workload, rate=rate, requests=requests, arrivals=arrivals,
+                period=period, swing=swing, lengths=lengths, long=long, ttft=ttft, tpot=tpot, seed=seed,
+                router=router, steps=steps if timeline else 0, progress=progress,
             )  # fmt: skip
         if timeline is not None:
             from linkwise.simulate import write

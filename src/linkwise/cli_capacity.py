@@ -21,12 +21,8 @@ from linkwise.cli_load import (
     Spread,
     Target,
     Trace,
-    plan_of,
-    positive,
     progress_bar,
-    targets_of,
 )
-from linkwise.core.units import parse_rate
 
 
 def register(
@@ -72,23 +68,17 @@ def register(
         json: Json = False,
     ) -> int:
         """How many replicas hold the load when it has grown and some are gone? Exit code 1: more than there are."""
-        from linkwise.simulate.capacity import Wanted
-        from linkwise.simulate.capacity import capacity as ask
-        from linkwise.simulate.capacity import growth as parse_growth
-        from linkwise.simulate.load import Asked
-        from linkwise.simulate.rules import Run
+        from linkwise.api_simulate import capacity as ask
+        from linkwise.api_simulate import plan_of
 
         plan = plan_of(last_plan() if source == "plan:" else source, isl, osl)
-        wanted = Wanted(
-            rate_per_s=parse_rate(rate, where="--rate") if rate else None, growth=parse_growth(growth, months),
-            peak=peak_factor, failures=failures, of=failure_of, share=percentile / 100,
-            targets=targets_of(plan, ttft, tpot),
-        )  # fmt: skip
-        asked = Asked(
-            trace=workload, number=positive(requests, "--requests"), arrivals=arrivals, spread=lengths, long=long
-        )
         with progress_bar(json) as progress:
-            found = ask(plan, wanted, asked, Run(seed=seed, router=router), progress=progress)
+            found = ask(
+                plan, rate=rate, workload=workload, growth=growth, months=months, peak_factor=peak_factor,
+                failures=failures, failure_of=failure_of, percentile=percentile, ttft=ttft, tpot=tpot,
+                requests=requests, arrivals=arrivals, lengths=lengths, long=long, router=router, seed=seed,
+                progress=progress,
+            )  # fmt: skip
         if json:
             show_json(found)
         else:

@@ -23,13 +23,8 @@ from linkwise.cli_load import (
     Spread,
     Target,
     Trace,
-    one_of,
-    plan_of,
-    positive,
     progress_bar,
-    targets_of,
 )
-from linkwise.core.units import parse_rate, parse_time
 
 
 def register(
@@ -91,25 +86,15 @@ def register(
         json: Json = False,
     ) -> int:  # fmt: skip
         """What happens over time? Exit code 1: the load is beyond what the plan serves."""
-        from linkwise.simulate.ask import ask, faults
-        from linkwise.simulate.load import LONG, Asked
-        from linkwise.simulate.rules import Run
+        from linkwise.api_simulate import plan_of, played
 
         plan = plan_of(last_plan() if source == "plan:" else source, isl, osl)
-        run = Run(
-            seed=seed, router=router, recovery=recovery, max_waiting=max_waiting, faults=faults(fault or ()),
-            think_s=parse_time(think, where="--think") if think else 0.0, steps_kept=steps if timeline else 0,
-        )  # fmt: skip
         with progress_bar(json) as progress:
-            asked = Asked(
-                trace=workload, number=positive(requests, "--requests"), users=positive(concurrency, "--concurrency"),
-                rate_per_s=parse_rate(rate, where="--rate") if rate else None, arrivals=arrivals, spread=lengths,
-                long=one_of(long, "--long", LONG),
-            )  # fmt: skip
-            found = ask(
-                plan, asked, prefill=plan_of(prefill) if prefill else None,
-                replicas=positive(replicas, "--replicas"), run=run, targets=targets_of(plan, ttft, tpot),
-                progress=progress,
+            found = played(
+                plan, workload=workload, rate=rate, concurrency=concurrency, requests=requests, arrivals=arrivals,
+                lengths=lengths, long=long, think=think, seed=seed, ttft=ttft, tpot=tpot, replicas=replicas,
+                prefill=prefill or None, router=router, max_waiting=max_waiting, fault=fault or (), recovery=recovery,
+                steps=steps if timeline else 0, progress=progress,
             )  # fmt: skip
         from linkwise.simulate import write
 

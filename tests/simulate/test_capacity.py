@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.test_cli import Shell
 
@@ -113,6 +113,7 @@ def test_what_failures_take(replicas: int, size: int, failures: int, of: str, ta
     assert lost(replicas, size, 8, failures, of) == taken
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 20), st.integers(1, 8), st.integers(1, 3))
 def test_what_failures_take_is_the_worst_of_all_choices(
     replicas: int, size: int, per_node: int, failures: int

@@ -1,0 +1,177 @@
+"""`linkwise simulate`, `capacity` and `autoscale` as Python calls, with the words of the commands.
+
+Times and rates are text with a unit ("40ms", "8/s"), or numbers in seconds and per second.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from linkwise.core.errors import InputError
+from linkwise.core.units import parse_rate, parse_time
+from linkwise.plan.types import Plan
+
+if TYPE_CHECKING:
+    from linkwise.simulate.autoscale import Autoscaled, Played
+    from linkwise.simulate.capacity import Capacity
+    from linkwise.simulate.scaling import Rule
+    from linkwise.simulate.types import Simulated, Summary
+    from linkwise.workload.types import Targets
+
+Progress = Callable[[int, int | None], None]
+Text = str | float | None
+
+
+def simulate(plan: "str | Path | Plan", **words: object) -> "Summary":
+    """What happens over time, under which load? The figures of `played`, which says what may be asked."""
+    return played(plan, **words).summary  # type: ignore[arg-type]
+
+
+def played(
+    plan: "str | Path | Plan", *, workload: "str | Path | None" = None, rate: Text = None,
+    concurrency: int | None = None, isl: int | None = None, osl: int | None = None, requests: int | None = None,
+    arrivals: str = "poisson", lengths: str = "fixed", long: str = "refuse", think: Text = None, seed: int = 0,
+    ttft: Text = None, tpot: Text = None, replicas: int | None = None, prefill: "str | Path | Plan | None" = None,
+    router: str = "least", max_waiting: int = 0, fault: Sequence[str] = (), recovery: str = "elsewhere",
+    steps: int = 0, progress: Progress | None = None,
+) -> "Simulated":  # fmt: skip
+    """A simulation with its requests (one record each) and its first `steps` steps: simulate/write.py writes them.
+
+    workload: a trace; without one the plan's lengths, at `rate` or in a closed loop of `concurrency` users, or what the
+    plan was made for. prefill: the plan of a prefill pool; `plan` is then the decode pool. fault: as --fault has it.
+    Raises InputError for words that do not go together, and for traces and plans that cannot be.
+    """
+    from linkwise.simulate.ask import ask, faults
+    from linkwise.simulate.load import Asked
+    from linkwise.simulate.rules import Run
+
+    shaped = plan_of(plan, isl, osl)
+    run = Run(
+        seed=seed, router=router, recovery=recovery, max_waiting=max_waiting, faults=faults(fault),
+        think_s=_seconds(think, "--think") or 0.0, steps_kept=steps,
+    )  # fmt: skip
+    asked = Asked(
+        trace=workload, number=positive(requests, "--requests"), users=positive(concurrency, "--concurrency"),
+        rate_per_s=_rate(rate), arrivals=arrivals, spread=lengths, long=long,
+    )  # fmt: skip
+    return ask(
+        shaped, asked, prefill=None if prefill is None else plan_of(prefill), run=run,
+        replicas=positive(replicas, "--replicas"), targets=targets_of(shaped, ttft, tpot), progress=progress,
+    )  # fmt: skip
+
+
+def capacity(
+    plan: "str | Path | Plan", *, rate: Text = None, workload: "str | Path | None" = None, growth: str = "x1",
+    months: float | None = None, peak_factor: float = 1.0, failures: int = 1, failure_of: str = "node",
+    percentile: float = 99.0, ttft: Text = None, tpot: Text = None, isl: int | None = None, osl: int | None = None,
+    requests: int | None = None, arrivals: str = "poisson", lengths: str = "fixed", long: str = "refuse",
+    router: str = "least", seed: int = 0, progress: Progress | None = None,
+) -> "Capacity":  # fmt: skip
+    """How many of the plan's replicas hold the load when it has grown and some are gone? percentile: in percent.
+
+    Raises InputError for words that say no load, and for traces and plans that cannot be.
+    """
+    from linkwise.simulate.capacity import Wanted
+    from linkwise.simulate.capacity import capacity as decide
+    from linkwise.simulate.capacity import growth as grown
+    from linkwise.simulate.load import Asked
+    from linkwise.simulate.rules import Run
+
+    shaped = plan_of(plan, isl, osl)
+    wanted = Wanted(
+        rate_per_s=_rate(rate), growth=grown(growth, months), peak=peak_factor, failures=failures, of=failure_of,
+        share=percentile / 100, targets=targets_of(shaped, ttft, tpot),
+    )  # fmt: skip
+    number = positive(requests, "--requests")
+    asked = Asked(trace=workload, number=number, arrivals=arrivals, spread=lengths, long=long)
+    return decide(shaped, wanted, asked, Run(seed=seed, router=router), progress=progress)
+
+
+def autoscale(plan: "str | Path | Plan", rules: "Sequence[Rule] | str | Path", **words: object) -> "Autoscaled":
+    """What do scaling rules cost and miss? The figures of `scaled`, which says what may be asked."""
+    return scaled(plan, rules, **words)[0]  # type: ignore[arg-type]
+
+
+def scaled(
+    plan: "str | Path | Plan", rules: "Sequence[Rule] | str | Path", *, cold_start: Text,
+    workload: "str | Path | None" = None, rate: Text = None, isl: int | None = None, osl: int | None = None,
+    requests: int | None = None, arrivals: str = "diurnal", period: Text = "30min", swing: float = 0.8,
+    lengths: str = "fixed", long: str = "refuse", ttft: Text = None, tpot: Text = None, seed: int = 0,
+    router: str = "least", steps: int = 0, progress: Progress | None = None,
+) -> "tuple[Autoscaled, tuple[Played, ...]]":  # fmt: skip
+    """Rules (values, or their YAML file) side by side under one load, and the run of each.
+
+    cold_start: from the order of a replica to its first request. After the rules come their fewest and their most
+    replicas all the time. Raises InputError as the command does.
+    """
+    from linkwise.simulate import scaling
+    from linkwise.simulate.autoscale import autoscale as run_rules
+    from linkwise.simulate.autoscale import references
+    from linkwise.simulate.load import Asked
+    from linkwise.simulate.rules import Run
+
+    shaped = plan_of(plan, isl, osl)
+    known = scaling.load(rules) if isinstance(rules, str | Path) else tuple(rules)
+    if not known:
+        raise InputError(
+            "no rule", where="autoscale",
+            expected="--rule FILE, --target-outstanding, --target-kv, --target-waiting or --schedule",
+        )  # fmt: skip
+    seconds = scaling.seconds(cold_start, "--cold-start") if isinstance(cold_start, str) else cold_start
+    if seconds is None:
+        raise InputError("no cold start", where="autoscale", expected="--cold-start 90s, or --load-rate 4GB/s")
+    asked: Asked = Asked(
+        trace=workload, number=positive(requests, "--requests"), rate_per_s=_rate(rate), arrivals=arrivals,
+        spread=lengths, long=long, swing=swing, period_s=_seconds(period, "--period") or 60.0,
+    )  # fmt: skip
+    whole = shaped.cluster.size // shaped.layout.size
+    return run_rules(
+        shaped, (*known, *references(known, whole)), seconds, asked, Run(seed=seed, router=router, steps_kept=steps),
+        targets=targets_of(shaped, ttft, tpot), progress=progress,
+    )  # fmt: skip
+
+
+def plan_of(source: "str | Path | Plan", isl: int | None = None, osl: int | None = None) -> Plan:
+    """The plan of a file or as it is, with other lengths where given."""
+    from msgspec.structs import replace
+
+    from linkwise import api
+
+    found = api._plan_of(source)
+    changes = {"isl_tokens": isl, "osl_tokens": osl}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(found, workload=replace(found.workload, **given)) if given else found
+
+
+def targets_of(plan: Plan, ttft: Text, tpot: Text) -> "Targets":
+    """Targets as given; the plan's where nothing is."""
+    from linkwise.workload.types import Targets
+
+    own, first, each = plan.workload.targets, _seconds(ttft, "--ttft"), _seconds(tpot, "--tpot")
+    return Targets(
+        ttft_s=own.ttft_s if first is None else first,
+        tpot_s=own.tpot_s if each is None else each,
+    )
+
+
+def positive(value: int | None, where: str) -> int | None:
+    """A count, if one is given."""
+    if value is not None and not 1 <= value <= 20_000_000:
+        raise InputError(f"{value}", where=where, expected="1..20000000")
+    return value
+
+
+def _seconds(value: Text, where: str) -> float | None:
+    return parse_time(value, where=where) if isinstance(value, str) and value else _number(value, where)
+
+
+def _rate(value: Text) -> float | None:
+    return parse_rate(value, where="--rate") if isinstance(value, str) and value else _number(value, "--rate")
+
+
+def _number(value: Text, where: str) -> float | None:
+    if value is None or isinstance(value, str):  # nothing typed
+        return None
+    if not 0 < value < 1e12:  # NaN is refused as well
+        raise InputError(f"{value:g}", where=where, expected="above 0")
+    return float(value)
