@@ -33,6 +33,12 @@ class NotUnderstood(InputError):
     """A model configuration has fields this version cannot account for: refused, never guessed."""
 
 
+class Refused(LinkwiseError):
+    """The inputs are valid and the answer is no: what was asked for cannot be had, and why."""
+
+    exit_code = 1
+
+
 class Undecidable(LinkwiseError):
     """The inputs are valid but do not decide the question."""
 

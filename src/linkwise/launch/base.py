@@ -1,0 +1,163 @@
+"""What a launcher is: one engine's way to start a group, and what it cannot express. One file per engine beside it."""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from linkwise.cluster.types import Cluster
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.engine.base import Engine, Options, Refusal
+from linkwise.launch.types import Group, MultiNode, Process, stand_in
+from linkwise.model.types import Model
+
+FRONT_PORT = 8000  # where requests go
+
+
+class Asked(NamedTuple):
+    """What is to be started. weights: what the engine is given as the model; called: its name in the API.
+
+    hosts: addresses of the cluster's nodes in order; () = stand-ins. interface: of the nodes' network for rendezvous,
+    "" = the libraries choose. prompt_tokens: of the longest usual prompt, for transfer buffers.
+    """
+
+    model: Model
+    weights: str
+    called: str
+    cluster: Cluster
+    engine: Engine
+    options: Options
+    groups: tuple[Group, ...]
+    multi_node: MultiNode = "native"
+    hosts: tuple[str, ...] = ()
+    interface: str = ""
+    connector: str = ""
+    prompt_tokens: int = 0
+    bind: str = ""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The plan's numbers of the nodes in use."""
+        return tuple(sorted({self.cluster.node_of(d) for group in self.groups for d in group.devices}))
+
+    @property
+    def alone(self) -> bool:
+        """Everything is on one node."""
+        return len(self.nodes) == 1
+
+    def host(self, node: int) -> str:
+        """A node's address for others."""
+        if self.hosts:
+            if node >= len(self.hosts):
+                raise InputError(
+                    f"{len(self.hosts)} names", where="--hosts", expected=f"at least {node + 1}: one for each node"
+                )
+            return self.hosts[node]
+        return "127.0.0.1" if self.alone else stand_in(node)
+
+    @property
+    def listen(self) -> str:
+        """The address servers bind: all of a node's where others must reach them."""
+        return self.bind or ("127.0.0.1" if self.alone and not self.hosts else "0.0.0.0")  # noqa: S104 - other nodes
+
+
+class Run(NamedTuple):
+    """Ranks that follow each other on one node. ranks: the plan's, in the engine's order."""
+
+    node: int
+    ranks: tuple[int, ...]
+
+
+def runs(asked: Asked, group: Group, order: Sequence[int]) -> list[Run]:
+    """A group's ranks in an engine's order, cut where the node changes."""
+    found: list[Run] = []
+    for rank in order:
+        node = asked.cluster.node_of(group.devices[rank])
+        if found and found[-1].node == node:
+            found[-1] = Run(node, (*found[-1].ranks, rank))
+        else:
+            found.append(Run(node, (rank,)))
+    return found
+
+
+def uneven(group: Group, found: Sequence[Run], engine: str) -> Refusal | None:
+    """Engines give every node of a group the same number of ranks."""
+    sizes = {len(run.ranks) for run in found}
+    if len(sizes) == 1:
+        return None
+    listed = ", ".join(f"{len(run.ranks)} on node {run.node}" for run in found[:8])
+    return Refusal(reason=f"{group.name} has {listed}: {engine} puts the same number of ranks on every node of a group")
+
+
+def local(asked: Asked, group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Indices of the ranks' devices on their node."""
+    return tuple(group.devices[rank] % asked.cluster.devices_per_node for rank in ranks)
+
+
+class Ports:
+    """Free ports by node, below the range systems give out by themselves (32768 up)."""
+
+    _FIRST = {
+        "http": 8100,
+        "metrics": 9200,
+        "rpc": 13400,
+        "bootstrap": 18400,
+        "nixl": 20400,
+        "gcs": 25400,
+        "dist": 29400,
+    }
+    _EACH = 1000
+
+    def __init__(self, first: int | None = None) -> None:
+        """first: the first port that answers requests, where it is the only one."""
+        self._base = self._FIRST | ({"http": first} if first else {})
+        self._next: dict[tuple[int, str], int] = defaultdict(int)
+
+    def take(self, kind: str, nodes: Sequence[int], count: int = 1) -> int:
+        """The first of `count` ports in a row that are free on all these nodes. Raises InputError when they run out."""
+        at = max(self._next[node, kind] for node in nodes)
+        if at + count > self._EACH:
+            raise InputError(
+                f"more than {self._EACH} {kind} ports on node {nodes[0]}", where="launch", expected="fewer processes"
+            )
+        for node in nodes:
+            self._next[node, kind] = at + count
+        return self._base[kind] + at
+
+
+class Launcher(ABC):
+    """How one engine is started. Instances hold nothing."""
+
+    name: str
+    multi_node: tuple[MultiNode, ...] = ("native", "slurm")
+    connectors: dict[str, str] = {}  # what it can join pools with: our name to the engine's
+
+    def refuses(self, asked: Asked, group: Group) -> Refusal | None:
+        """Why these processes cannot be written although the engine has the layout; None when they can."""
+        return None
+
+    def differs(self, asked: Asked, layout: Layout) -> tuple[str, ...]:
+        """What runs otherwise than the plan says, though on the same devices."""
+        return ()
+
+    def files(self, asked: Asked) -> dict[str, str]:
+        """Files beside the commands, name to text."""
+        return {}
+
+    @abstractmethod
+    def processes(self, asked: Asked, group: Group, ports: Ports) -> tuple[Process, ...]:
+        """The processes of one group, the one that answers requests first. Called once `refuses` has none."""
+
+    @abstractmethod
+    def router(self, asked: Asked, processes: Sequence[Process]) -> tuple[Process, dict[str, str]] | None:
+        """What stands in front of these processes, and its files; None where one process answers for all."""
+
+
+def router_process(asked: Asked, command: Sequence[str], environment: dict[str, str] | None = None) -> Process:
+    """What stands in front, on the first node in use."""
+    node = asked.nodes[0]
+    return Process(
+        name="router", group="", role="router", node=node, host=asked.host(node), command=tuple(command),
+        environment=environment or {}, ports={"http": FRONT_PORT},
+    )  # fmt: skip

@@ -1,0 +1,241 @@
+"""vLLM: a process per node of a replica.
+
+vLLM numbers ranks data parallel, pipeline, prefill context, tensor, outer to inner (distributed/parallel_state.py,
+initialize_model_parallel), the plan pipeline first. So the visible devices are listed in vLLM's order, and an
+attention replica that spans nodes is given "nodes" of its own (--nnodes counts launches, not machines).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from linkwise.core.layout import Layout
+from linkwise.engine.base import Refusal
+from linkwise.engine.facts_io import version_key
+from linkwise.launch import network
+from linkwise.launch.base import FRONT_PORT, Asked, Launcher, Ports, Run, local, router_process, runs, uneven
+from linkwise.launch.types import Group, Process
+
+_NUMA_SINCE = "0.20"  # --numa-bind; the release that added it is unverified, 0.32 has it
+_NIXL_PORTS = 2  # per attention replica: 0.22 was seen to use every second port
+
+
+class Vllm(Launcher):
+    """vLLM's own server."""
+
+    name = "vllm"
+    multi_node = ("native", "ray", "slurm")
+    connectors = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
+    program: tuple[str, ...] = ("vllm", "serve")
+
+    def refuses(self, asked: Asked, group: Group) -> Refusal | None:
+        layout, parts = group.layout, self._parts(asked, group)
+        if asked.multi_node == "ray":
+            return _ray(group, parts)
+        wide = [part for part in parts if len(part) > 1]
+        if not wide:
+            return None
+        if not asked.engine.facts.gates["nnodes"]:  # type: ignore[attr-defined]
+            return Refusal(
+                reason=f"vLLM {asked.engine.version} starts a group over several nodes through Ray only",
+                change="--multi-node ray",
+            )
+        found = [run for part in parts for run in part]
+        if refused := uneven(group, found, "vLLM"):
+            return refused
+        # vLLM divides the ranks without prefill context over the nodes (arg_utils.py, create_engine_config).
+        if layout.dp_attn * layout.pp * layout.tp % len(found):
+            return Refusal(
+                reason=f"cp {layout.cp} over {len(found)} nodes: vLLM divides pp {layout.pp} x tp {layout.tp} ranks"
+                " over them",
+                change=f"a tp that {len(found)} divides",
+            )
+        return None
+
+    def processes(self, asked: Asked, group: Group, ports: Ports) -> tuple[Process, ...]:
+        parts = self._parts(asked, group)
+        if asked.multi_node == "ray" and len({run.node for part in parts for run in part}) > 1:
+            return self._ray(asked, group, parts, ports)
+        wide = any(len(part) > 1 for part in parts)
+        pieces = [run for part in parts for run in part] if wide else _joined(parts)
+        nodes = [run.node for run in pieces]
+        common = self._common(asked, group, ports, nodes)
+        if len(pieces) > 1:
+            common = self._joined_up(asked, group, ports, nodes, common, wide=wide)
+        started, made = 0, []
+        for number, run in enumerate(pieces):
+            words = list(common.words)
+            if wide:
+                words += ["--node-rank", str(number)]
+            elif len(pieces) > 1:
+                own = len(run.ranks) * group.layout.dp_attn // group.layout.size
+                words += ["--data-parallel-size-local", str(own)]
+                words += ["--data-parallel-start-rank", str(started)] if number else []
+                started += own
+            words += ["--headless"] if number else self._door(asked, common.ports["http"])
+            opened = {k: v for k, v in common.ports.items() if k == "nixl" or not number}
+            name = group.name if len(pieces) == 1 else f"{group.name}-part-{number}"
+            made.append(self._process(asked, group, name, run, words, opened))
+        return tuple(made)
+
+    def _door(self, asked: Asked, port: int) -> list[str]:
+        """How the process that answers requests is reached."""
+        return ["--host", asked.listen, "--port", str(port)]
+
+    def _parts(self, asked: Asked, group: Group) -> list[list[Run]]:
+        """For every attention replica its ranks in vLLM's order, cut where the node changes."""
+        return [runs(asked, group, order) for order in attention_replicas(group.layout)]
+
+    def _common(self, asked: Asked, group: Group, ports: Ports, nodes: Sequence[int]) -> "_Common":
+        """What all processes of a group share."""
+        base = asked.engine.command(asked.weights, group.layout, asked.options)
+        words = [*self.program, *base[2:], "--served-model-name", asked.called]
+        opened = {"http": ports.take("http", nodes[:1])}
+        if group.role != "both":
+            words += ["--kv-transfer-config", json.dumps(transfer(self.connectors[asked.connector], group.role))]
+            opened["nixl"] = ports.take("nixl", nodes, group.layout.dp_attn * _NIXL_PORTS)
+        return _Common(tuple(words), opened)
+
+    def _joined_up(
+        self, asked: Asked, group: Group, ports: Ports, nodes: Sequence[int], common: "_Common", *, wide: bool
+    ) -> "_Common":
+        """How the processes of a group find each other. wide: attention replicas span nodes."""
+        head, words, opened = asked.host(nodes[0]), list(common.words), dict(common.ports)
+        if wide:
+            opened["rendezvous"] = ports.take("dist", nodes)
+            words += ["--nnodes", str(len(nodes)), "--master-addr", head, "--master-port", str(opened["rendezvous"])]
+        else:
+            words += ["--data-parallel-address", head]
+        if group.layout.dp_attn > 1:
+            opened["rpc"] = ports.take("rpc", nodes)
+            words += ["--data-parallel-rpc-port", str(opened["rpc"])]
+        return _Common(tuple(words), opened)
+
+    def _process(
+        self, asked: Asked, group: Group, name: str, run: Run, words: Sequence[str], ports: dict[str, int]
+    ) -> Process:
+        environment = network.environment(asked, group, run.node, run.ranks)
+        if (address := network.own_address(asked, run.node)) and not asked.alone:
+            environment["VLLM_HOST_IP"] = address
+        if group.role != "both":
+            environment |= side_channel(asked, run.node, ports["nixl"], asked.connector)
+        numa = network.numa(asked, group, run.node, run.ranks)
+        front: tuple[str, ...] = ()
+        if numa and version_key(asked.engine.version) >= version_key(_NUMA_SINCE):
+            words = (*words, "--numa-bind", "--numa-bind-nodes", *map(str, numa))
+        else:
+            front = network.bound(numa)
+        return Process(
+            name=name, group=group.name, role=group.role, node=run.node, host=asked.host(run.node),
+            devices=local(asked, group, run.ranks), ranks=run.ranks, command=(*front, *words), environment=environment,
+            ports=ports,
+        )  # fmt: skip
+
+    def _ray(self, asked: Asked, group: Group, parts: list[list[Run]], ports: Ports) -> tuple[Process, ...]:
+        """A Ray cluster of the group's own devices, and the command on its head."""
+        by_node: dict[int, list[int]] = {}
+        for part in parts:
+            for run in part:
+                by_node.setdefault(run.node, []).extend(run.ranks)
+        nodes = list(by_node)
+        common = self._common(asked, group, ports, nodes)
+        gcs = ports.take("gcs", nodes)
+        head = asked.host(nodes[0])
+        made = []
+        for number, (node, ranks) in enumerate(by_node.items()):
+            where = (
+                ["--head", f"--port={gcs}", f"--node-ip-address={head}"] if not number else [f"--address={head}:{gcs}"]
+            )
+            command = ["ray", "start", *where, f"--num-gpus={len(ranks)}", "--block"]
+            made.append(
+                Process(
+                    name=f"{group.name}-ray-{number}", group=group.name, role=group.role, node=node,
+                    host=asked.host(node), devices=local(asked, group, ranks), ranks=tuple(ranks),
+                    command=tuple(command), environment=network.environment(asked, group, node, ranks),
+                    ports={"gcs": gcs} if not number else {},
+                )
+            )  # fmt: skip
+        words = [*common.words, "--distributed-executor-backend", "ray"]
+        if group.layout.dp_attn > 1:
+            words += ["--data-parallel-backend", "ray"]
+        environment = {"RAY_ADDRESS": f"{head}:{gcs}"}
+        if group.role != "both":
+            environment |= side_channel(asked, nodes[0], common.ports["nixl"], asked.connector)
+        front = Process(
+            name=group.name, group=group.name, role=group.role, node=nodes[0], host=head,
+            command=(*words, *self._door(asked, common.ports["http"])), environment=environment, ports=common.ports,
+        )  # fmt: skip
+        return (front, *made)
+
+    def differs(self, asked: Asked, layout: Layout) -> tuple[str, ...]:
+        if asked.multi_node == "ray":
+            return (
+                "Ray decides which rank takes which of a group's devices: the plan's order inside a group is not kept",
+            )
+        return ()
+
+    def router(self, asked: Asked, processes: Sequence[Process]) -> tuple[Process, dict[str, str]] | None:
+        doors = [p for p in processes if p.url]
+        if len(doors) == 1:
+            return None
+        if asked.groups[0].role == "both":
+            words = ["vllm-router", "--worker-urls", *(p.url for p in doors), "--policy", "power_of_two"]
+        else:
+            words = ["vllm-router", "--vllm-pd-disaggregation"]
+            for p in doors:
+                words += ["--prefill" if p.role == "prefill" else "--decode", p.url]
+            words += ["--policy", "power_of_two"]
+            words += ["--kv-connector", "mooncake"] if asked.connector == "mooncake" else []
+        return router_process(asked, [*words, "--host", asked.listen, "--port", str(FRONT_PORT)]), {}
+
+
+class _Common(NamedTuple):
+    """Words and ports all processes of a group share."""
+
+    words: tuple[str, ...]
+    ports: dict[str, int]
+
+
+def attention_replicas(layout: Layout) -> list[tuple[int, ...]]:
+    """The plan's ranks of every attention replica in vLLM's order: stages, then prefill context, then tensor."""
+    pp, cp, dp, tp = layout.pp, layout.cp, layout.dp_attn, layout.tp
+
+    def rank(p: int, c: int, d: int, t: int) -> int:
+        return ((p * cp + c) * dp + d) * tp + t
+
+    return [
+        tuple(rank(p, c, d, t) for p in range(pp) for c in range(cp) for t in range(tp)) for d in range(dp)
+    ]  # fmt: skip
+
+
+def _joined(parts: list[list[Run]]) -> list[Run]:
+    """Whole attention replicas that follow each other on a node, together."""
+    found: list[Run] = []
+    for (run,) in parts:
+        if found and found[-1].node == run.node:
+            found[-1] = Run(run.node, (*found[-1].ranks, *run.ranks))
+        else:
+            found.append(run)
+    return found
+
+
+def _ray(group: Group, parts: list[list[Run]]) -> Refusal | None:
+    if group.layout.dp_attn > 1 and any(len(part) > 1 for part in parts):
+        return Refusal(
+            reason=f"{group.name}: an attention replica spans nodes, and where Ray would put it is not known",
+            change="--multi-node native",
+        )
+    return None
+
+
+def transfer(connector: str, role: str) -> dict[str, str]:
+    """The KV transfer of a pool. NIXL reads no role from it, Mooncake does."""
+    roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
+    return {"kv_connector": connector, "kv_role": "kv_both" if connector == "NixlConnector" else roles[role]}
+
+
+def side_channel(asked: Asked, node: int, port: int, connector: str) -> dict[str, str]:
+    """Where a pool's connector is found by the other pool."""
+    if connector == "mooncake":
+        return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(port)}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": asked.host(node), "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
