@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from linkwise.core.errors import InputError
-from linkwise.core.units import parse_time
+from linkwise.core.units import counted, parse_time
 from linkwise.diagnose.diagnose import diagnose as judge
 from linkwise.diagnose.diagnose import since as newest
 from linkwise.diagnose.types import Findings
 from linkwise.plan.types import Plan
-from linkwise.trace.gather import Evidence, gather
+from linkwise.trace.gather import Evidence, Unusable, gather
 
 
 def diagnose(*evidence: "str | Path", plan: "str | Path | Plan | None" = None, since: str = "") -> Findings:
@@ -27,8 +27,23 @@ def collect(paths: "tuple[str | Path, ...]", since: str = "") -> Evidence:
     if not paths:
         raise InputError("no evidence", where="diagnose", expected="files or folders")
     seconds = parse_time(since, where="since") if since else 0.0
-    found = gather(paths)
+    found = gather(paths, since_s=seconds)
     if not found.used:
-        first = f": {found.unusable[0].path}: {found.unusable[0].reason}" if found.unusable else ""
-        raise InputError(f"none of {len(found.unusable)} file(s) can be used{first}", where="evidence")
+        raise InputError(_none_of(found.unusable), where="evidence", expected="a file of a format in docs/evidence.md")
     return newest(found, seconds) if seconds else found
+
+
+def _none_of(bad: tuple[Unusable, ...]) -> str:
+    """Why no file can be used: the commonest reasons, each with a file it holds for."""
+    if not bad:
+        return "there are no files in it"
+    reasons: dict[str, list[str]] = {}
+    for one in bad:
+        reasons.setdefault(one.reason, []).append(one.path)
+    common = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    told = [
+        f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: {reason}" for reason, paths in common[:3]
+    ]
+    rest = [f"{counted(len(common) - 3, 'other reason')}"] if len(common) > 3 else []
+    which = "the file cannot" if len(bad) == 1 else f"none of {len(bad)} files can"
+    return f"{which} be used: {'; '.join(told + rest)}"

@@ -51,6 +51,7 @@ def register(
     ) -> int:
         """All ranks on one clock, as a file for Perfetto (ui.perfetto.dev)."""
         from linkwise.api_diagnose import collect
+        from linkwise.core.units import counted
         from linkwise.trace.clocks import align
         from linkwise.trace.joined import join
         from linkwise.trace.timeline import write
@@ -58,8 +59,10 @@ def register(
         found = collect(tuple(evidence), since)
         clocks = align(found.trace)
         count = write(output, found, join(found.trace, clocks.shift_ns), clocks)
-        unusable = f", {len(found.unusable)} file(s) unusable" if found.unusable else ""
-        show([f"{count} events of {len(found.trace.ranks)} record(s) written to {output}{unusable}"])
+        unusable = f", {counted(len(found.unusable), 'file')} unusable" if found.unusable else ""
+        show(
+            [f"{counted(count, 'event')} of {counted(len(found.trace.ranks), 'record')} written to {output}{unusable}"]
+        )
         return 0
 
     def watch(

@@ -47,7 +47,7 @@ def test_healthy_is_0_and_unusable_beside_usable_does_not_change_it(tmp_path: Pa
     (tmp_path / "noise").write_bytes(b"\x00\x01" * 99)
     assert main(["diagnose", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "no fault found in 2 rank(s)" in said
+    assert "no fault found in 2 ranks" in said
     assert "unusable: noise" in said
 
 
@@ -55,9 +55,9 @@ def test_healthy_is_0_and_unusable_beside_usable_does_not_change_it(tmp_path: Pa
     ("words", "said"),
     [
         (["diagnose", "nowhere"], "no such file"),
-        (["diagnose", "{}"], "can be used"),
+        (["diagnose", "{}"], "the file cannot be used: noise: "),
         (["diagnose", "{}", "--since", "10"], "since"),
-        (["trace", "{}", "-o", "{}/x.json"], "can be used"),
+        (["trace", "{}", "-o", "{}/x.json"], "cannot be used"),
         (["watch"], "neither a folder nor --ras"),
     ],
 )
@@ -74,7 +74,7 @@ def test_the_first_screen_is_short_and_says_the_rest_is_there(tmp_path: Path) ->
     groups = {"tp": tuple(range(200))}
     found = diagnose(run(groups, [Step("tp", {**dict.fromkeys(range(200), 1.0), 77: 9.0})] * 30))
     lines = [line for line in screen(found) if isinstance(line, str)]
-    assert any("188 more rank(s): --all" in line for line in lines)
+    assert any("188 more ranks: --all" in line for line in lines)
     assert len(wrapped(lines).split("\n")) + 13 <= 40
     assert "rank 77" in lines[2]
 
@@ -89,7 +89,7 @@ def test_since_keeps_the_newest(tmp_path: Path) -> None:
 def test_trace_writes_what_perfetto_opens(tmp_path: Path, capsys) -> None:
     folder = late_folder(tmp_path / "evidence")
     assert main(["trace", str(folder), "-o", str(tmp_path / "t.json.gz")]) == 0
-    assert "2 record(s)" in capsys.readouterr().out
+    assert "of 2 records" in capsys.readouterr().out
     events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 120
 

@@ -11,6 +11,11 @@ from linkwise.trace.events import Event, Head, RankTrace
 from linkwise.trace.facts import Fact
 
 
+def twice(facts: Iterable[Fact]) -> list[Fact]:
+    """The same statements in two reports a minute apart."""
+    return [one._replace(unix_ns=at * SECOND) for at in (1, 61) for one in facts]
+
+
 def launched(counts: Iterable[int], op: str = "all_gather", comm: str = "0xfa", unix_ns: int = 0) -> list[Fact]:
     return [
         fact("launched", op, count, {"communicator": comm}, rank=rank, unix_ns=unix_ns)
@@ -19,9 +24,33 @@ def launched(counts: Iterable[int], op: str = "all_gather", comm: str = "0xfa", 
 
 
 class TestMonitors:
-    def test_the_lower_count_is_behind(self) -> None:
-        finding = one(monitors, *launched([10, 10, 3, 10]))
+    def test_the_lower_count_is_behind_when_a_second_report_agrees(self) -> None:
+        finding = one(monitors, *twice(launched([10, 10, 3, 10])))
         assert (finding.class_, finding.original_fault.ranks, finding.decided) == ("stopped_rank", (2,), True)
+
+    def test_one_report_decides_nothing_alone(self) -> None:
+        # Ranks launch ahead of each other: at one moment a rank may be behind and well.
+        finding = one(monitors, *launched([10, 10, 3, 10]))
+        assert (finding.class_, finding.original_fault.ranks, finding.decided) == ("undecided", (), False)
+        assert "rank 2 has launched 3" in finding.summary
+        assert "second look" in finding.would_decide
+
+    def test_one_report_and_who_waits_decide_together(self) -> None:
+        counts = launched([10, 10, 3, 10])
+        by_peer = fact("watchdog", "timeout", 600, {"op": "all_gather"}, rank=0)
+        finding, *_ = found(monitors, *counts, by_peer)
+        assert (finding.class_, finding.original_fault.ranks) == ("stopped_rank", (2,))
+        # A rank that itself complains of waiting is no witness against itself.
+        finding, *_ = found(monitors, *counts, by_peer._replace(rank=2))
+        assert not finding.decided
+
+    def test_one_report_and_records_of_the_peers_decide_together(self) -> None:
+        # Ranks 0, 1 and 3 are in call 7 of their group, rank 2 has no call open and made six.
+        ranks = hanging(4)
+        done = Event(-1, "tp", "", "all_reduce", 6, 4096, "float32", -1, SECOND, SECOND, SECOND + 1, "done")
+        ranks[2] = RankTrace(head=ranks[2].head, calls=of_events([done]))
+        finding, *_ = found(monitors, *launched([7, 7, 6, 7], "all_reduce"), ranks=ranks)
+        assert (finding.class_, finding.original_fault.ranks) == ("stopped_rank", (2,))
 
     def test_the_shorter_list_may_be_ahead(self) -> None:
         finding = one(monitors, *launched([640] * 12 + [641] * 2 + [640] * 18))
@@ -49,6 +78,15 @@ class TestMonitors:
         assert finding.original_fault.ranks == (1,)
         assert finding.confidence > one(monitors, *launched([10, 8])).confidence
 
+    def test_a_host_that_does_not_answer_is_one_finding(self) -> None:
+        gone = [fact("missing", "considered_dead", rank=rank, host="b") for rank in range(8, 16)]
+        beside = [fact("place", "rank", rank=rank, host="a") for rank in range(8)]
+        finding = one(monitors, *gone, *beside)
+        assert (finding.class_, finding.original_fault.ranks) == ("dead_rank", tuple(range(8, 16)))
+        assert finding.original_fault.host == "b"
+        # One of its ranks runs: the host is there.
+        assert len(found(monitors, *gone[1:], *beside, fact("place", "rank", rank=8, host="b"))) == 7
+
     def test_fewer_of_one_and_more_of_another_is_another_call(self) -> None:
         finding = one(monitors, *launched([10, 9, 10], "all_reduce"), *launched([4, 5, 4], "all_gather"))
         assert (finding.class_, finding.original_fault.ranks) == ("op_mismatch", (1,))
@@ -66,7 +104,7 @@ class TestMonitors:
             fact("launched", "all_reduce", value, {"communicator": "0x4e", "comm_rank": str(rank)}, host="a")
             for rank, value in enumerate((10, 3))
         ]
-        finding = one(monitors, *facts)
+        finding = one(monitors, *twice(facts))
         assert (finding.original_fault.ranks, finding.original_fault.unit) == ((1,), "communicator 0x4e")
 
     def test_the_process_tells_the_rank(self) -> None:
@@ -74,13 +112,13 @@ class TestMonitors:
         facts = [fact("launched", "all_reduce", n, labels | {"comm_rank": str(n)}, host="a") for n in (0, 1)]
         facts[0] = facts[0]._replace(labels=(*facts[0].labels[:1], ("pid", "78"), ("comm_rank", "0")))
         place = fact("place", "rank", labels={"pid": "78"}, rank=6, host="a")
-        assert one(monitors, *facts, place).original_fault.ranks == (6,)
+        assert one(monitors, *twice(facts), place).original_fault.ranks == (6,)
 
     def test_a_monitor_that_sees_it_agrees(self) -> None:
         facts = [
             fact("status", name, source=f"ras.json: communicator {n}") for n, name in enumerate(("ok", "mismatch"))
         ]
-        assert [f.class_ for f in found(monitors, *facts, *launched([10, 3]))] == ["stopped_rank"]
+        assert [f.class_ for f in found(monitors, *facts, *twice(launched([10, 3])))] == ["stopped_rank"]
 
     def test_a_rank_that_does_not_answer(self) -> None:
         finding = one(monitors, fact("missing", "unresponsive", rank=1, host="a"))

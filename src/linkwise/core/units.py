@@ -82,3 +82,8 @@ def show_time(seconds: float) -> str:
 def show_count(count: float) -> str:
     """A large count with thousands separators, rounded to an integer."""
     return f"{count:,.0f}"
+
+
+def counted(count: int, word: str) -> str:
+    """1 rank; 2 ranks; 1,024 ranks."""
+    return f"{show_count(count)} {word}{'' if count == 1 else 's'}"

@@ -2,10 +2,11 @@
 
 from functools import cached_property
 
-from linkwise.diagnose.progress import Board, progress
+from linkwise.diagnose.progress import Board, Stall, fronts, progress, stalls
 from linkwise.diagnose.timing import Timing, timing
-from linkwise.diagnose.types import Fault
+from linkwise.diagnose.types import Fault, Finding
 from linkwise.plan.types import Plan
+from linkwise.trace.calls import STARTED
 from linkwise.trace.clocks import Clocks, align
 from linkwise.trace.facts import Fact
 from linkwise.trace.gather import Evidence
@@ -17,6 +18,7 @@ class Case:
 
     def __init__(self, evidence: Evidence, plan: Plan | None = None) -> None:
         self.evidence, self.plan = evidence, plan
+        self._found: dict[str, tuple[Finding, ...]] = {}
 
     @cached_property
     def clocks(self) -> Clocks:
@@ -28,17 +30,44 @@ class Case:
 
     @cached_property
     def timing(self) -> Timing | None:
-        return timing(self.joined)
+        return timing(self.joined, self.clocks.island)
 
     @cached_property
     def board(self) -> Board:
         return progress(self.joined)
 
+    @cached_property
+    def fronts(self) -> dict[int, int]:
+        return fronts(self.joined)
+
+    @cached_property
+    def stalls(self) -> list[Stall]:
+        return stalls(self.joined, self.board)
+
+    @cached_property
+    def waiting(self) -> frozenset[int]:
+        """Records that end inside a call, a message or an operation of their own."""
+        alone = self.joined.alone
+        return frozenset(self.fronts) | set(alone.who[alone.state == STARTED].tolist())
+
+    def found(self, name: str) -> tuple[Finding, ...]:
+        """What the rule of that name finds. Rules that look at each other's answers ask here."""
+        if name not in self._found:
+            from linkwise.diagnose.rules import rule
+
+            self._found[name] = tuple(rule(name).find(self))
+        return self._found[name]
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Fact]]:
+        found: dict[str, list[Fact]] = {}
+        for fact in self.evidence.facts:
+            found.setdefault(fact.kind, []).append(fact)
+        return found
+
     def facts(self, kind: str, *names: str) -> list[Fact]:
         """Facts of a kind, all or those whose name begins with one of `names`."""
-        return [
-            fact for fact in self.evidence.facts if fact.kind == kind and (not names or fact.name.startswith(names))
-        ]
+        return [fact for fact in self._by_kind.get(kind, ()) if not names or fact.name.startswith(names)]
 
     def fault(self, *places: int) -> Fault:
         """Records as the place of a fault: their ranks, and host and device where they are the same for all."""
@@ -46,6 +75,11 @@ class Case:
         same = {name: {getattr(head, name) for head in heads} for name in ("unit", "host", "device")}
         one = {name: next(iter(values)) if len(values) == 1 else "" for name, values in same.items()}
         return Fault(ranks=tuple(sorted({head.rank for head in heads})), **one)
+
+    def group(self, place: int) -> str:
+        """A group of `Joined.groups` in words."""
+        group = self.joined.groups[place]
+        return f"group {group.key} ({ranks_text(group.members)})"
 
     def name(self, place: int) -> str:
         """A record's rank in words: rank 3, rank 3 of replica0."""

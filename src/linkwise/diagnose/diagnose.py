@@ -3,8 +3,9 @@
 import msgspec
 import numpy as np
 
-from linkwise.diagnose.case import Case
-from linkwise.diagnose.rules import RULES, rule
+from linkwise.core.units import counted
+from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.rules import RULES
 from linkwise.diagnose.table import rows
 from linkwise.diagnose.types import Bad, Class, Finding, Findings
 from linkwise.plan.types import Plan
@@ -22,10 +23,11 @@ _STUCK: tuple[Class, ...] = ("network_error", "handoff_stalled", "transport_unex
 _GONE: tuple[Class, ...] = ("dead_rank", "stopped_rank", "device_error")
 
 
-def diagnose(evidence: Evidence, plan: Plan | None = None) -> Findings:
-    """What is wrong, whose fault it was, and how well that is known. plan: what the run was meant to do."""
+def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str, ...] = ()) -> Findings:
+    """What is wrong, whose fault it was, and how well that is known. plan: what the run was meant to do. without: rules
+    that are not asked."""
     case = Case(evidence, plan)
-    found = settle([one for name in RULES for one in rule(name).find(case)])
+    found = settle([one for name in RULES if name not in without for one in case.found(name)])
     return Findings(
         findings=tuple(found),
         ranks=rows(case),
@@ -98,12 +100,27 @@ def _same(one: Finding, found: list[Finding], kinds: tuple[Class, ...]) -> bool:
 
 
 def _clocks(case: Case) -> str:
+    """How well the clocks were brought together, and which hosts' could not be."""
     clocks: Clocks = case.clocks
     moved = [abs(shift) for shift in clocks.shift_ns.values() if shift]
-    if not moved:
-        return "one clock" if clocks.residual_s is None else f"in step to {clocks.residual_s * 1e3:.3g} ms"
-    how = (
-        f"to {clocks.residual_s * 1e3:.3g} ms (median)" if clocks.residual_s is not None else "within what order allows"
-    )
-    apart = f"; {len(clocks.apart)} records share no call with the rest" if clocks.apart else ""
-    return f"{len(moved)} clocks moved by up to {max(moved) / 1e9:.3g} s, in step {how}{apart}"
+    words = [f"{counted(len(moved), 'clock')} moved by up to {max(moved) / 1e9:.3g} s"] if moved else []
+    unsure = max(clocks.unsure_ns.values(), default=0)
+    if clocks.residual_s is not None:
+        words.append(f"in step to {clocks.residual_s * 1e3:.3g} ms (median)")
+    if unsure:
+        words.append(f"as far as the order of calls and messages binds them: within {unsure / 1e9:.3g} s")
+    if clocks.apart:
+        words.append(
+            f"apart: {_apart(case)}: nothing binds their clocks to the others', so times across are not compared"
+        )
+    return "; ".join(words) or "one clock"
+
+
+def _apart(case: Case) -> str:
+    """Hosts, or ranks of hosts nobody names, that are on no clock with the most."""
+    ranks: dict[str, list[int]] = {}
+    for place in case.clocks.apart:
+        head = case.joined.ranks[place].head
+        ranks.setdefault(" ".join(word for word in (head.unit, head.host) if word), []).append(head.rank)
+    shown = [f"{name} ({ranks_text(mine)})" if name else ranks_text(mine) for name, mine in ranks.items()]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

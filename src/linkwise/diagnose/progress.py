@@ -13,18 +13,39 @@ ON_DEVICE = ("nccl", "rccl", "xccl", "hccl")
 
 
 class Progress(NamedTuple):
-    """Of one member of one group. Numbers of calls in the group; -1 = none. enqueued: the last it entered; completed:
-    the last it is done with; open: rows of `Joined.rows` it has not come out of, oldest first. counted: by the
-    recorder's own watermarks, which also know calls that are no longer in the record."""
+    """Of one member of one group. Numbers of calls in the group; -1 = none. enqueued: the last it entered; started:
+    the last its device began, as far as is recorded; completed: the last it is done with; open: rows of `Joined.rows`
+    it has not come out of, oldest first. counted: by the recorder's own watermarks, which also know calls that are no
+    longer in the record."""
 
     who: int
     enqueued: int
+    started: int
     completed: int
     open: tuple[int, ...]
     counted: bool
 
 
 Board = dict[int, dict[int, Progress]]  # by group, by world rank
+
+
+class Stall(NamedTuple):
+    """A group somebody is stuck in. oldest: number of the oldest call a member is open in, which is the one that is
+    stuck; call: of the calls that members stand in, each in its own oldest, the furthest."""
+
+    group: int
+    oldest: int
+    call: int
+
+
+def stalls(joined: Joined, board: Board) -> list[Stall]:
+    """Groups with open calls."""
+    found = []
+    for place, members in board.items():
+        stands = [int(joined.rows.sequence[one.open[0]]) for one in members.values() if one.open]
+        if stands:
+            found.append(Stall(place, min(stands), max(stands)))
+    return found
 
 
 def progress(joined: Joined) -> Board:
@@ -41,6 +62,7 @@ def progress(joined: Joined) -> Board:
     found: Board = {place: {} for place in range(len(joined.groups))}
     last: dict[tuple[int, int], int] = {}
     done: dict[tuple[int, int], int] = {}
+    begun: dict[tuple[int, int], int] = {}
     left: dict[tuple[int, int], list[int]] = {}
     here = np.flatnonzero(~p2p)
     order = here[np.lexsort((rows.sequence[here], rows.who[here], rows.group[here]))]
@@ -51,6 +73,8 @@ def progress(joined: Joined) -> Board:
         key = int(group[begin]), int(who[begin])
         last[key] = int(rows.sequence[mine[-1]])
         state = rows.state[mine]
+        started = mine[(state == STARTED) | (rows.started_ns[mine] > 0)]
+        begun[key] = int(rows.sequence[started[-1]]) if len(started) else -1
         pending = mine[(state == STARTED) | (state == SCHEDULED) | (state == FAILED)]
         if len(pending):
             left[key] = pending.tolist()
@@ -63,25 +87,29 @@ def progress(joined: Joined) -> Board:
             continue
         for rank, who_ in one.known.items():
             mark = marks.get((place, who_))
-            enqueued, completed = last.get((place, who_), -1), done.get((place, who_), -1)
+            key = place, who_
+            enqueued, started, completed = last.get(key, -1), begun.get(key, -1), done.get(key, -1)
             if mark is not None:
-                enqueued, completed = max(enqueued, mark.enqueued), mark.completed
+                enqueued, started, completed = max(enqueued, mark.enqueued), max(started, mark.started), mark.completed
             found[place][rank] = Progress(
-                who_, enqueued, completed, tuple(left.get((place, who_), ())), mark is not None
-            )
+                who_, enqueued, started, completed, tuple(left.get(key, ())), mark is not None
+            )  # fmt: skip
+    return found
+
+
+def fronts(joined: Joined) -> dict[int, int]:
+    """By record, the row of `Joined.rows` it stands in: of those it has not come out of one its device has begun, else
+    the oldest; what was enqueued behind waits for it."""
+    rows = joined.rows
+    pending = np.flatnonzero(rows.state != DONE)
+    created = np.where(rows.created_ns > 0, rows.created_ns, np.iinfo(np.int64).max)
+    order = pending[np.lexsort((rows.sequence[pending], created[pending], rows.state[pending] != STARTED))]
+    found: dict[int, int] = {}
+    for row, who in zip(order.tolist(), rows.who[order].tolist(), strict=True):
+        found.setdefault(who, row)
     return found
 
 
 def on_device(joined: Joined, who: int) -> bool:
     """Whether a record's calls run on a device."""
     return joined.ranks[who].head.transport.lower().startswith(ON_DEVICE)
-
-
-def waiting(joined: Joined, who: int, board: Board) -> bool:
-    """Whether a record ends inside a call, a message or an operation."""
-    rank = joined.ranks[who].head.rank
-    if any(rank in members and members[rank].who == who and members[rank].open for members in board.values()):
-        return True
-    rows, alone = joined.rows, joined.alone
-    p2p = (rows.who == who) & (rows.state != DONE)
-    return bool(p2p.any() or ((alone.who == who) & (alone.state == STARTED)).any())

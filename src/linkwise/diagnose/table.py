@@ -6,8 +6,7 @@ import numpy as np
 
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.types import Row
-from linkwise.trace.calls import DONE
-from linkwise.trace.events import RankTrace
+from linkwise.trace.facts import Fact
 
 
 def rows(case: Case) -> tuple[Row, ...]:
@@ -25,6 +24,8 @@ def rows(case: Case) -> tuple[Row, ...]:
         gaps = np.bincount(who, weights=np.maximum(t.gap, 0), minlength=count) / 1e9
         after = np.where((joined.rows.ended_ns > 0) & (t.arrive > 0), t.leave - np.maximum(t.last[call], t.arrive), 0)
         moved = np.bincount(who, weights=np.maximum(after, 0), minlength=count) / 1e9
+    errors, transports, last = _errors(case), _transports(case), _last(case)
+    places = _by_rank(case.facts("place"))
     found = [
         Row(
             unit=rank.head.unit,
@@ -37,49 +38,56 @@ def rows(case: Case) -> tuple[Row, ...]:
             waited_s=None if waited is None else float(waited[place]),
             own_s=None if gaps is None else float(gaps[place]),
             moved_s=None if moved is None else float(moved[place]),
-            transport=_transport(case, rank),
-            errors=_errors(case, rank.head.rank),
-            last=_last(case, place),
+            transport=transports.get(rank.head.rank, "") or rank.head.transport,
+            errors=errors.get(rank.head.rank, ()),
+            last=last.get(place, ""),
         )
         for place, rank in enumerate(joined.ranks)
     ]
     named = {rank.head.rank for rank in joined.ranks}
     others = sorted({fact.rank for fact in case.evidence.facts if fact.rank >= 0} - named)
     for rank in others[:4096]:
-        places = [fact for fact in case.facts("place") if fact.rank == rank]
         found.append(
             Row(
                 rank=rank,
-                host=next((fact.host for fact in places if fact.host), ""),
-                device=next((fact.device for fact in places if fact.device), ""),
-                transport=_transports(case, rank),
-                errors=_errors(case, rank),
+                host=next((fact.host for fact in places.get(rank, ()) if fact.host), ""),
+                device=next((fact.device for fact in places.get(rank, ()) if fact.device), ""),
+                transport=transports.get(rank, ""),
+                errors=errors.get(rank, ()),
             )
         )
     return tuple(found)
 
 
-def _transport(case: Case, rank: RankTrace) -> str:
-    return _transports(case, rank.head.rank) or rank.head.transport
+def _by_rank(facts: list[Fact]) -> dict[int, list[Fact]]:
+    found: dict[int, list[Fact]] = {}
+    for fact in facts:
+        if fact.rank >= 0:
+            found.setdefault(fact.rank, []).append(fact)
+    return found
 
 
-def _transports(case: Case, rank: int) -> str:
-    kinds = Counter(fact.name for fact in case.facts("transport") if fact.rank == rank)
-    return ", ".join(kind for kind, _ in kinds.most_common(3))
+def _transports(case: Case) -> dict[int, str]:
+    """By rank, what carries its calls, the commonest first."""
+    return {
+        rank: ", ".join(kind for kind, _ in Counter(fact.name for fact in facts).most_common(3))
+        for rank, facts in _by_rank(case.facts("transport")).items()
+    }
 
 
-def _errors(case: Case, rank: int) -> tuple[str, ...]:
+def _errors(case: Case) -> dict[int, tuple[str, ...]]:
+    """By rank, names of what went wrong there."""
     kinds = ("device", "network", "error", "watchdog", "missing", "exit")
-    return tuple(dict.fromkeys(fact.name for kind in kinds for fact in case.facts(kind) if fact.rank == rank))[:8]
+    facts = _by_rank([fact for kind in kinds for fact in case.facts(kind)])
+    return {rank: tuple(dict.fromkeys(fact.name for fact in mine))[:8] for rank, mine in facts.items()}
 
 
-def _last(case: Case, place: int) -> str:
-    """The call the record ends in."""
-    joined = case.joined
-    mine = np.flatnonzero((joined.rows.who == place) & (joined.rows.state != DONE))
-    if not len(mine):
-        return ""
-    row = int(mine[np.argmin(joined.rows.sequence[mine])])
-    group = joined.groups[joined.rows.group[row]]
-    role = joined.roles[joined.rows.role[row]]
-    return f"{joined.ops[joined.rows.op[row]]} {role or group.key} #{int(joined.rows.sequence[row])}"
+def _last(case: Case) -> dict[int, str]:
+    """By record, the call it ends in."""
+    joined, rows = case.joined, case.joined.rows
+    found = {}
+    for who, row in case.fronts.items():
+        role = joined.roles[rows.role[row]]
+        group = joined.groups[rows.group[row]]
+        found[who] = f"{joined.ops[rows.op[row]]} {role or group.key} #{int(rows.sequence[row])}"
+    return found

@@ -17,6 +17,8 @@ from linkwise.trace.events import RankTrace
 from linkwise.trace.joined import LEAVING, P2P, Joined, Rows
 
 MOST_FOLLOWED = 50_000  # calls whose wait is followed: the longest ones
+ROOTED = ("broadcast", "scatter")  # what members wait in until one of them has something for the others
+PAUSE, USUAL = 2, 3  # times the usual wait in such a call; of so many at least
 MOST_STEPS = 64  # hops from rank to rank before a wait is given up as not followed
 
 Floats = npt.NDArray[np.float64]
@@ -35,7 +37,7 @@ class Line(NamedTuple):
 
 class Timing(NamedTuple):
     """Times of a trace. Per row of `Joined.rows`: arrive, leave (0 = not known), gap (-1 = not known). Per call: last
-    arrival, its record, the wait (from when half the members were there), moved (-1 = not known).
+    arrival, its record, the wait that is charged (from when half the members were there), moved (-1 = not known).
 
     own_ns, calls: by record, waiting of others that its own time caused, and in how many calls; moved_ns: by group,
     waiting that its moving caused; elapsed_ns: of the whole trace, or of its steps where it has some: what was idle
@@ -56,8 +58,12 @@ class Timing(NamedTuple):
     unfollowed_ns: float
 
 
-def timing(joined: Joined) -> Timing | None:
-    """The times of a trace; None when too few of them are known to say anything."""
+def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
+    """The times of a trace; None when too few of them are known to say anything.
+
+    island: by record, which clocks can be compared (`clocks.Clocks`); () = all. Of a call whose members' clocks cannot,
+    nobody is known to be last.
+    """
     rows = joined.rows
     arrive = np.where(rows.started_ns > 0, rows.started_ns, rows.created_ns)
     if not len(arrive) or not (arrive > 0).any():
@@ -66,6 +72,9 @@ def timing(joined: Joined) -> Timing | None:
     sizes = np.diff(joined.first)
     call = np.repeat(np.arange(joined.calls), sizes)
     whole = _whole(joined, arrive, call)
+    if island:
+        on = np.asarray(island, np.int64)[rows.who]
+        whole &= np.minimum.reduceat(on, first) == np.maximum.reduceat(on, first)
     last = np.maximum.reduceat(arrive, first)
     lead = _lead(rows.who, arrive, last[call], call, joined.calls)
     leave = _leave(joined, arrive, last, call, whole)
@@ -86,9 +95,8 @@ def timing(joined: Joined) -> Timing | None:
     elapsed = _busy(joined.ranks) or int(max(times.max(), leave.max()) - times.min())
     lines = _lines(joined, arrive, leave, last, lead, call, whole)
     _add_leaving(joined, lines)
-    # A message's receiver waits for its sender by design: only calls that are meant to be entered together are charged.
-    p2p = np.isin(rows.op[first], [joined.op(name) for name in P2P])
-    waits = _Waits(np.where(p2p, 0, wait), last, lead, gap[final], gap[middle])
+    wait = _charged(joined, wait)
+    waits = _Waits(wait, last, lead, gap[final], gap[middle])
     own, count, through, lost = _follow(joined, lines, waits)
     return Timing(
         arrive, leave, gap, last, lead, wait, moved, own, count, through, max(1, elapsed), lost
@@ -106,6 +114,24 @@ def _whole(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_]:
     there = np.bincount(call, weights=(arrive > 0) & (joined.rows.state == DONE), minlength=joined.calls)
     whole: npt.NDArray[np.bool_] = (there == asked) & (asked > 1)
     return whole
+
+
+def _charged(joined: Joined, wait: Ints) -> Ints:
+    """What of every call's wait is charged to anybody.
+
+    Only calls that are meant to be entered together: a message's receiver waits for its sender by design. So do those
+    who get a broadcast: as long as usual is the sender's doing, what is much longer is a pause in which it had no work.
+    """
+    first = joined.first[:-1]
+    op, group = joined.rows.op[first], joined.rows.group[first]
+    found = np.where(np.isin(op, [joined.op(name) for name in P2P]), 0, wait)
+    rooted = np.flatnonzero(np.isin(op, [joined.op(name) for name in ROOTED]) & (wait > 0))
+    order = rooted[np.lexsort((group[rooted], op[rooted]))]
+    for begin, end in _runs(op[order] * (1 + len(joined.groups)) + group[order]):
+        mine = order[begin:end]
+        usual = int(np.median(wait[mine])) if len(mine) >= USUAL else 0
+        found[mine] = np.minimum(wait[mine], PAUSE * usual)
+    return found
 
 
 def _lead(who: Ints, arrive: Ints, last: Ints, call: Ints, calls: int) -> Ints:

@@ -53,7 +53,8 @@ class Watch:
 
     def turn(self) -> list[Change]:
         """Look once. Raises InputError when the folder is gone."""
-        self.last = diagnose(self._evidence(), self.plan)
+        # Other hosts' ranks write elsewhere, and those that just start have not begun to.
+        self.last = diagnose(self._evidence(), self.plan, without=("absent",))
         now = time.time()
         seen = {(one.class_, one.original_fault): one for one in self.last.findings}
         sure = {key: one for key, one in seen.items() if key in self._once or key in self._known or _told(one)}

@@ -315,9 +315,13 @@ def host_facts() -> dict[str, str]:
     LINKWISE_NODE, where set, wins: ranks in namespaces of one machine are then as many nodes as it says.
     """
     name = os.uname().nodename
+    return {"host": name, "machine": os.environ.get("LINKWISE_NODE") or boot_id() or name}
+
+
+def boot_id() -> str:
+    """The booted kernel's id, the same in all containers of a machine; "" where there is none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read(64).strip()
+            return file.read(64).strip()
     except OSError:
-        boot = name
-    return {"host": name, "machine": os.environ.get("LINKWISE_NODE") or boot}
+        return ""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from linkwise.core.units import show_bytes, show_count, show_time
+from linkwise.core.units import counted, show_bytes, show_count, show_time
 from linkwise.diagnose.types import Finding, Findings, Row
 from linkwise.report.text import table
 
@@ -24,7 +24,7 @@ def screen(found: Findings, *, every: bool = False) -> Iterator["str | Table"]:
         yield ""
         yield from _ranks(found, every)
     yield ""
-    yield f"clocks: {found.clocks}. read {show_count(len(found.used))} file(s)"
+    yield f"clocks: {found.clocks}. read {counted(len(found.used), 'file')}"
     shown = found.unusable if every else found.unusable[:LINES]
     for bad in shown:
         yield f"unusable: {bad.path}: {bad.reason}"
@@ -36,14 +36,16 @@ def screen(found: Findings, *, every: bool = False) -> Iterator["str | Table"]:
 
 def _headline(found: Findings) -> str:
     if not found.findings:
-        seen = f"{len(found.ranks)} rank(s)" if found.ranks else "the evidence"
+        seen = counted(len(found.ranks), "rank") if found.ranks else "the evidence"
         return f"no fault found in {seen}"
     decided = sum(one.decided for one in found.findings)
     words = (
-        [f"{decided} fault(s) found"] if decided else ["something is wrong, and the evidence does not say whose fault"]
+        [f"{counted(decided, 'fault')} found"]
+        if decided
+        else ["something is wrong, and the evidence does not say whose fault"]
     )
     if decided and decided < len(found.findings):
-        words.append(f"{len(found.findings) - decided} question(s) left open")
+        words.append(f"{counted(len(found.findings) - decided, 'question')} left open")
     return ", ".join(words)
 
 
@@ -60,7 +62,7 @@ def _finding(number: int, one: Finding, every: bool) -> Iterator[str]:
     if len(one.evidence) > len(lines):
         yield f"   - {len(one.evidence) - len(lines)} more (--all)"
     if one.first_reporter:
-        yield f"   first to complain: {one.first_reporter}"
+        yield f"   first reporter: {one.first_reporter}"
     if one.would_decide:
         yield f"   would decide it: {one.would_decide}"
     if one.next:
@@ -98,7 +100,7 @@ def _ranks(found: Findings, every: bool) -> Iterator["str | Table"]:
     ]
     yield table([columns[place] for place in keep], [[cell[place] for place in keep] for cell in cells])
     if len(rows) > len(shown):
-        yield f"{len(rows) - len(shown)} more rank(s): --all"
+        yield f"{counted(len(rows) - len(shown), 'more rank')}: --all"
     if any(row.late_s for row in shown):
         yield "late: others' waiting that begins with this rank; waited: its own for others; own: between its calls"
 

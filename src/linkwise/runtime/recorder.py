@@ -9,6 +9,7 @@ from typing import Any
 
 from linkwise._version import __version__
 from linkwise.core.layout import Layout, coordinates
+from linkwise.dist.groups import boot_id
 from linkwise.runtime.comm import Call, Comm
 from linkwise.runtime.steps import FILLER, Row, Step
 from linkwise.trace.events import Batch, Handoff, Head
@@ -112,6 +113,7 @@ def open_recorder(
         anchor=anchor(),
         pid=os.getpid(),
         writer=f"linkwise {__version__}",
+        clock=boot_id(),
     )
     writer = open_writer(Path(folder), head, **bounds)
     writer.usage = _usage

@@ -1,68 +1,94 @@
-"""Clocks of different hosts, brought together on collectives that all members leave together.
+"""Clocks of different hosts, brought together on what one host's event must have been before another's.
 
 The last to arrive at an all-reduce, all-gather, all-to-all or barrier lets everybody go: its end is one moment on every
 member's clock. So the median difference of two clocks over their common ends is how far they are apart, and what
-remains around it says how well that is known. Without recorded ends, callers that wait for each call still order them:
-nobody begins the next call of a group before everybody has begun this one. That bounds how far clocks can be apart,
-from both sides, and they are moved only as far as these bounds ask.
+remains around it says how well that is known.
+
+Where there are no common ends, two orders bound the difference. A message is not received before its sending began.
+And callers that wait for each call begin the next one of a group only after everybody has begun this one. Each bounds a
+pair of clocks from one side; bounds add up along any way from clock to clock (a ring of stages closes them), and the
+tightest way counts. Clocks are moved only as far as the bounds ask. Clocks that no bounds tie from both sides stay
+apart: what happened first on them is not known.
 """
 
-from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
-from linkwise.trace.calls import Ints
+from linkwise.trace.calls import DONE, Ints
 from linkwise.trace.events import Trace
-from linkwise.trace.joined import Joined, join
+from linkwise.trace.joined import P2P, Joined, join
 
 TOGETHER = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
-LEAST = 3  # calls in common, for two clocks to be compared
+LEAST = 3  # calls in common, for two clocks to be compared by them
 MOST = 4_000  # calls that are looked at; the newest, where clocks are now
+MESSAGES = 65_536  # likewise
+# What bounds may contradict each other by, tried in turn: clocks run at different speeds while a record lasts, and
+# recorders note an end up to a tenth of a second late.
+SLACK_NS = (0, 100_000, 1_000_000, 10_000_000, 100_000_000)
 
 
 class Clocks(NamedTuple):
     """shift_ns: by place of a record, what to add to its times. residual_s: median distance of ends from their
-    common moment after that, None = no ends in common. by_ends: whether ends decided. apart: records that share no
-    call with the rest, whose clocks stay as they are. unsure_ns: by place, how far the order of calls alone leaves its
-    clock open; less lateness than that is none."""
+    common moment after that, None = no ends in common. by_ends: whether any ends were compared. island: by place; times
+    of records on different islands cannot be compared. apart: records that are not on the largest one. unsure_ns: by
+    place, how far order alone leaves its clock open; less lateness than that is none."""
 
     shift_ns: dict[int, int]
     residual_s: float | None
     by_ends: bool
     apart: tuple[int, ...]
     unsure_ns: dict[int, int]
+    island: tuple[int, ...]
+
+
+# By two clocks: the second is ahead of the first by at most so many ns.
+_Limits = dict[tuple[int, int], int]
+
+
+class _Place(NamedTuple):
+    """Of a clock: its island, how far it is ahead of the island's first clock, and how far that is open, in ns."""
+
+    island: int
+    ahead: int
+    open: int
 
 
 def align(trace: Trace) -> Clocks:
-    """How far every record's clock is from that of the most. Records of one named host share a clock."""
+    """How far every record's clock is from that of the most. Records of one machine, or named host, share a clock."""
     clock = _clocks(trace)
     if len(set(clock)) < 2:
-        return Clocks({}, None, by_ends=True, apart=(), unsure_ns={})
+        return Clocks({}, None, by_ends=True, apart=(), unsure_ns={}, island=(0,) * len(clock))
     joined = join(trace)
     of = np.asarray(clock, np.int64)
+    entries = np.bincount(of[joined.rows.who], minlength=max(clock) + 1)
+    order = sorted(range(len(entries)), key=lambda one: -int(entries[one]))
     call, who, time = _moments(joined, joined.rows.ended_ns)
-    by_ends = len(call) > 0
-    if by_ends:
-        found = _spanned(_by_ends(of[who], call, time), of[who])
-    else:
-        begun = np.where(joined.rows.started_ns > 0, joined.rows.started_ns, joined.rows.created_ns)
-        call, who, time = _moments(joined, begun)
-        group = joined.rows.group[joined.first[:-1]]
-        found = _spanned(_by_order(of[who], call, time, group), of[who])
-    shift = {place: found[mine][0] for place, mine in enumerate(clock) if mine in found}
-    unsure = {place: found[mine][1] for place, mine in enumerate(clock) if mine in found}
-    moved = time + np.asarray([shift.get(place, 0) for place in range(len(clock))], np.int64)[who]
-    left = _spread(call, moved) if by_ends else None
-    return Clocks(shift, left, by_ends, tuple(place for place in range(len(clock)) if place not in shift), unsure)
+    gaps = _by_ends(of[who], call, time)
+    tied = _tied(gaps, order)
+    if any(one.island for one in tied.values()):
+        tied = _islands(tied, _limits(joined, of), order)
+    places = [tied[mine] for mine in clock]
+    shift = {place: -one.ahead for place, one in enumerate(places)}
+    moved = time - np.asarray([one.ahead for one in places], np.int64)[who]
+    return Clocks(
+        shift,
+        _spread(call, moved) if gaps else None,
+        by_ends=bool(gaps),
+        apart=tuple(place for place, one in enumerate(places) if one.island),
+        unsure_ns={place: one.open for place, one in enumerate(places)},
+        island=tuple(one.island for one in places),
+    )
 
 
 def _clocks(trace: Trace) -> list[int]:
-    """A number per record; records of one named host have the same."""
-    seen: dict[tuple[str, int], int] = {}
+    """A number per record; records of one machine, or else of one named host, have the same."""
+    seen: dict[tuple[str, str, int], int] = {}
     return [
-        seen.setdefault((rank.head.host, -1) if rank.head.host else ("", place), len(seen))
-        for place, rank in enumerate(trace.ranks)
+        seen.setdefault(
+            (head.clock, "" if head.clock else head.host, -1 if head.clock or head.host else place), len(seen)
+        )
+        for place, head in enumerate(rank.head for rank in trace.ranks)
     ]
 
 
@@ -84,12 +110,9 @@ def _moments(joined: Joined, times: Ints) -> tuple[Ints, Ints, Ints]:
     return call[keep[call]], who[keep[call]], time[keep[call]]
 
 
-# How far the second clock is ahead of the first, and how far that is open, in ns.
-_Gaps = dict[tuple[int, int], tuple[int, int]]
-
-
-def _by_ends(clock: Ints, call: Ints, time: Ints) -> _Gaps:
-    """By the median difference of ends, for clocks with enough calls in common."""
+def _by_ends(clock: Ints, call: Ints, time: Ints) -> dict[tuple[int, int], int]:
+    """How far the second clock of a pair is ahead of the first: the median difference of ends, where there are enough
+    calls in common."""
     found: dict[tuple[int, int], list[int]] = {}
     for ends in _each(clock, call, time).values():
         # One end per clock is enough: members on one host leave together by the same clock.
@@ -97,12 +120,46 @@ def _by_ends(clock: Ints, call: Ints, time: Ints) -> _Gaps:
         for other, (_, latest) in ends.items():
             if other != hub:
                 found.setdefault((hub, other), []).append(latest - ends[hub][1])
-    return {pair: (int(np.median(gaps)), 0) for pair, gaps in found.items() if len(gaps) >= LEAST}
+    return {pair: int(np.median(gaps)) for pair, gaps in found.items() if len(gaps) >= LEAST}
 
 
-def _by_order(clock: Ints, call: Ints, time: Ints, group: Ints) -> _Gaps:
-    """By what beginnings of following calls allow: nothing within the bounds, else the nearer bound."""
-    most: dict[tuple[int, int], int] = {}
+def _tied(gaps: dict[tuple[int, int], int], order: list[int]) -> dict[int, _Place]:
+    """Every clock's place among those that common ends tie it to. order: clocks, that with the most entries first."""
+    ways: dict[int, list[tuple[int, int]]] = {}
+    for (a, b), gap in gaps.items():
+        ways.setdefault(a, []).append((b, gap))
+        ways.setdefault(b, []).append((a, -gap))
+    found: dict[int, _Place] = {}
+    island = 0
+    for root in order:
+        if root in found:
+            continue
+        found[root], waiting = _Place(island, 0, 0), [root]
+        for here in waiting:  # it grows
+            for there, gap in ways.get(here, ()):
+                if there not in found:
+                    found[there] = _Place(island, found[here].ahead + gap, 0)
+                    waiting.append(there)
+        island += 1
+    return found
+
+
+def _limits(joined: Joined, of: Ints) -> tuple[_Limits, _Limits]:
+    """By messages, which nothing contradicts, and by all orders. of: the clock of each record."""
+    by_message = _by_messages(joined, of)
+    begun = np.where(joined.rows.started_ns > 0, joined.rows.started_ns, joined.rows.created_ns)
+    call, who, time = _moments(joined, begun)
+    by_order = _by_order(of[who], call, time, joined.rows.group[joined.first[:-1]])
+    both = {
+        pair: min(by_message.get(pair, by_order.get(pair, 0)), by_order.get(pair, by_message.get(pair, 0)))
+        for pair in {*by_message, *by_order}
+    }
+    return by_message, both
+
+
+def _by_order(clock: Ints, call: Ints, time: Ints, group: Ints) -> _Limits:
+    """By what beginnings of following calls allow."""
+    most: _Limits = {}
     times: dict[tuple[int, int], int] = {}
     calls = _each(clock, call, time)
     for here in calls:
@@ -114,11 +171,53 @@ def _by_order(clock: Ints, call: Ints, time: Ints, group: Ints) -> _Gaps:
             gap = after[b][0] - calls[here][a][1]
             most[a, b] = min(most.get((a, b), gap), gap)
             times[a, b] = times.get((a, b), 0) + 1
-    found: _Gaps = {}
-    for (a, b), high in most.items():
-        low = -most.get((b, a), -high)
-        if a < b and times[a, b] >= LEAST and low <= high:  # else they do not wait for each call: nothing follows
-            found[a, b] = min(max(0, low), high), high - low
+    # Where both sides contradict each other, these two do not wait for each call: nothing follows.
+    return {
+        (a, b): high
+        for (a, b), high in most.items()
+        if times[a, b] >= LEAST and most.get((b, a), -high) + high >= 0
+    }  # fmt: skip
+
+
+def _by_messages(joined: Joined, of: Ints) -> _Limits:
+    """By messages: the end of a receive, on its clock, is not before the beginning of the send.
+
+    The k-th send is the k-th receive only in records that have all of a group's calls from the first one on.
+    """
+    rows = joined.rows
+    pairs = joined.first[:-1][np.diff(joined.first) == 2]
+    send, recv = (joined.op(name) for name in P2P)
+    if send < 0 or recv < 0:
+        return {}
+    other = rows.op[pairs] == recv
+    src, dst = np.where(other, pairs + 1, pairs), np.where(other, pairs, pairs + 1)
+    began = np.where(rows.created_ns > 0, rows.created_ns, rows.started_ns)
+    whole = _from_the_first(joined)
+    good = (rows.op[src] == send) & (rows.op[dst] == recv) & (rows.state[dst] == DONE) & whole[src] & whole[dst]
+    good &= (rows.step[src] == rows.step[dst]) | (rows.step[src] < 0) | (rows.step[dst] < 0)
+    good &= (began[src] > 0) & (rows.ended_ns[dst] > 0) & (of[rows.who[src]] != of[rows.who[dst]])
+    src, dst = src[good], dst[good]
+    newest = np.argsort(began[src], kind="stable")[-MESSAGES:]
+    a, b = of[rows.who[src[newest]]], of[rows.who[dst[newest]]]
+    gap = rows.ended_ns[dst[newest]] - began[src[newest]]
+    found: _Limits = {}
+    for pair in zip(a.tolist(), b.tolist(), gap.tolist(), strict=True):
+        found[pair[:2]] = min(found.get(pair[:2], pair[2]), pair[2])
+    return found
+
+
+def _from_the_first(joined: Joined) -> np.ndarray:
+    """Rows of records that have every call of the row's group, from the first one on, by the calls' numbers."""
+    rows = joined.rows
+    key = rows.who * (len(joined.groups) + 1) + rows.group
+    order = np.lexsort((rows.sequence, key))
+    ordered, number = key[order], rows.sequence[order]
+    begin = np.flatnonzero(np.append(True, np.diff(ordered) != 0))
+    gap = np.append(0, np.maximum(np.diff(number) - 1, 0))
+    gap[begin] = np.maximum(number[begin] - 1, 0)  # some recorders count from 1
+    broken = np.add.reduceat(gap, begin) > 0
+    found = np.empty(len(order), bool)
+    found[order] = np.repeat(~broken, np.diff(np.append(begin, len(order))))
     return found
 
 
@@ -132,22 +231,61 @@ def _each(clock: Ints, call: Ints, time: Ints) -> dict[int, dict[int, tuple[int,
     return found
 
 
-def _spanned(gaps: _Gaps, clock: Ints) -> dict[int, tuple[int, int]]:
-    """By clock: what brings it to the one with the most entries, over the gaps that lead there, and how far that is
-    open; clocks that none lead to are left out."""
-    ways: dict[int, list[tuple[int, int, int]]] = {}
-    for (a, b), (gap, width) in gaps.items():
-        ways.setdefault(a, []).append((b, gap, width))
-        ways.setdefault(b, []).append((a, -gap, width))
-    root = int(np.bincount(clock).argmax()) if len(clock) else 0
-    found, waiting = {root: (0, 0)}, deque([root])
-    while waiting:
-        here = waiting.popleft()
-        for there, gap, width in ways.get(here, ()):
-            if there not in found:
-                found[there] = found[here][0] - gap, found[here][1] + width
-                waiting.append(there)
+def _islands(tied: dict[int, _Place], limits: tuple[_Limits, _Limits], order: list[int]) -> dict[int, _Place]:
+    """Islands that ends left apart, joined where limits bind them from both sides."""
+    by_message, both = (_between(tied, one) for one in limits)
+    first: dict[int, int] = {}  # islands by their first clock, that with the most entries first
+    for clock in order:
+        first.setdefault(tied[clock].island, clock)
+    left, joint = list(first), {}
+    for number in range(len(left)):
+        if not left:
+            break
+        root = left[0]
+        found = _bounded(root, both) or _bounded(root, by_message) or {root: (0, 0)}
+        for island, (low, high) in found.items():
+            if island in left:
+                joint[island] = _Place(number, min(max(0, low), high), high - low)
+                left.remove(island)
+    return {
+        clock: _Place(joint[one.island].island, joint[one.island].ahead + one.ahead, joint[one.island].open)
+        for clock, one in tied.items()
+    }
+
+
+def _between(tied: dict[int, _Place], limits: _Limits) -> _Limits:
+    """Limits of clocks as limits of islands' first clocks."""
+    found: _Limits = {}
+    for (a, b), most in limits.items():
+        pair = tied[a].island, tied[b].island
+        gap = most - tied[b].ahead + tied[a].ahead
+        if pair[0] != pair[1]:
+            found[pair] = min(found.get(pair, gap), gap)
     return found
+
+
+def _bounded(root: int, limits: _Limits) -> dict[int, tuple[int, int]] | None:
+    """How far others may be ahead of an island at least and at most, where both are known; None when limits contradict
+    each other by more than clocks drift."""
+    back = {(b, a): most for (a, b), most in limits.items()}
+    for slack in SLACK_NS:
+        high, low = _shortest(root, limits, slack), _shortest(root, back, slack)
+        if high is not None and low is not None:
+            return {one: (-low[one], high[one]) for one in high if one in low}
+    return None
+
+
+def _shortest(root: int, limits: _Limits, slack: int) -> dict[int, int] | None:
+    """Shortest ways from a root (Bellman and Ford); None when some way round is shorter than nothing."""
+    found = {root: 0}
+    for _ in range(len({one for pair in limits for one in pair}) + 1):
+        changed = False
+        for (a, b), most in limits.items():
+            if a in found and found[a] + most + slack < found.get(b, 2**100):
+                found[b], changed = found[a] + most + slack, True
+        if not changed:
+            return found
+    return None
 
 
 def _spread(call: Ints, time: Ints) -> float | None:

@@ -95,7 +95,8 @@ class Head(Frozen, frozen=True, kw_only=True):
     """What stays the same about a rank. rank: in its unit (world of the run) of `world` ranks. unit: its replica.
 
     pool: prefill, decode, or both. shard: its place on every axis of the layout. layers: first and end of its stage's.
-    groups: axis or name -> members as world ranks. transport: what carries its calls.
+    groups: axis or name -> members as world ranks. transport: what carries its calls. clock: the machine whose clock
+    its times are of, "" = not said; records with the same one share a clock, whatever their hosts are called.
     """
 
     schema: Literal["linkwise.trace/1"] = TRACE_SCHEMA  # type: ignore[assignment]
@@ -113,6 +114,7 @@ class Head(Frozen, frozen=True, kw_only=True):
     anchor: Anchor = Anchor(0, 0)
     pid: Count = 0
     writer: Name = ""
+    clock: Name = ""
 
     def __post_init__(self) -> None:
         if self.rank >= self.world or any(r >= self.world for members in self.groups.values() for r in members):
@@ -133,7 +135,8 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One rank's record. lost: calls that are known to be missing from it. cut: it ends inside a line.
 
     calls, batches and handoffs are in the order in which the rank finished or began them. only_open: the record holds
-    calls that were not done alone, so that one without an entry is not one that was skipped. format: of the file.
+    calls that were not done alone, so that one without an entry is not one that was skipped. busy_ns: of the rows of
+    own work in their order, how long of each something ran; () = all of it. format: of the file.
     """
 
     head: Head
@@ -143,6 +146,7 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     anchors: tuple[Anchor, ...] = ()
     marks: tuple[Mark, ...] = ()
     only_open: bool = False
+    busy_ns: tuple[int, ...] = ()
     lost: int = 0
     cut: bool = False
     source: str = ""

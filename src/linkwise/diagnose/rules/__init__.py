@@ -11,8 +11,8 @@ from linkwise.diagnose.case import Case
 from linkwise.diagnose.types import Finding
 
 RULES = (
-    "mismatch", "hang", "stacks", "monitors", "network", "devices", "host", "handoff", "pools", "links", "routes",
-    "late", "quotas", "compute", "experts",
+    "mismatch", "hang", "absent", "stacks", "monitors", "network", "devices", "host", "handoff", "pools",
+    "links", "routes", "late", "quotas", "compute", "experts",
 )  # fmt: skip
 
 

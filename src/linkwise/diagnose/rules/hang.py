@@ -1,72 +1,51 @@
 """Somebody waits for good: for whom?
 
 Observed on labelled dumps and true by the meaning of a collective: a call cannot complete anywhere before every member
-has entered it. So a member whose *completed* count is behind its peers' has a device that does not go on; one whose
-*entered* count is behind and that waits for nothing itself has a host that does not go on; and a member without a
-record, that everybody with one waits for, is where nobody could look. Those who wait elsewhere are passed through.
+has entered it. So a member whose *completed* count is behind its peers', or that has not *started* what they started,
+has a device that does not go on; one whose *entered* count is behind and that waits for nothing itself has a host that
+does not go on; and a member without a record, that everybody with one waits for, is where nobody could look. Those who
+wait elsewhere are passed through.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-import numpy as np
+import msgspec
 
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.progress import Progress, on_device, waiting
-from linkwise.diagnose.types import DRIVER, Cause, Class, Fault, Finding
-from linkwise.trace.calls import DONE
-from linkwise.trace.facts import Fact
-from linkwise.trace.joined import P2P
+from linkwise.diagnose.progress import Progress, Stall, on_device
+from linkwise.diagnose.rules import absent, messages, whereabouts
+from linkwise.diagnose.rules.whereabouts import Why
+from linkwise.diagnose.timing import ROOTED
+from linkwise.diagnose.types import DRIVER, Cause, Class, Finding
 
 POLL_NS = 200_000_000  # a watchdog looks for completed calls every 0.1 s: two ranks may know of one so far apart
 
 
-class Stall(NamedTuple):
-    """A group somebody is stuck in. call: number of the newest call a member is open in."""
-
-    group: int
-    call: int
-
-
-def stalls(case: Case) -> list[Stall]:
-    """Groups with open calls."""
-    rows = case.joined.rows
-    found = []
-    for place, members in case.board.items():
-        open_rows = [row for one in members.values() for row in one.open]
-        if open_rows:
-            found.append(Stall(place, max(int(rows.sequence[row]) for row in open_rows)))
-    return found
-
-
 def find(case: Case) -> Iterator[Finding]:
     """Ranks that others wait for without end; a hang in which nobody is behind, as not decided."""
-    stuck = stalls(case)
     told = _told(case)
     yield from told.values()
-    device = _behind_on_device(case)
-    silent, alone = _silent(case, stuck)
-    absent = _absent(case, stuck, {*device, *silent})
-    messages = _messages(case)
-    for place, why in messages.items():
+    behind = _behind_on_device(case)
+    idle = {place: why for place, why in _not_started(case).items() if place not in behind}
+    silent, alone = _silent(case)
+    lacking = absent.of_groups(case, {*behind, *idle, *silent})
+    waits = messages.awaited(case)
+    for place, why in waits.items():
         if isinstance(place, int):
             silent.setdefault(place, []).extend(why)
-    if not (device or silent or absent):
+    known = bool(behind or idle or silent)
+    if not known and not lacking:
         # Messages wait along a whole pipeline: a missing record matters only where nobody else explains them.
-        absent = {place: why for place, why in messages.items() if not isinstance(place, int)}
-    reporter = _reporter(case, stuck)
-    for place, why in device.items():
-        yield _finding(case, place, why, "device_error", "device", reporter)
+        lacking = {place: [one.text for one in why] for place, why in waits.items() if not isinstance(place, int)}
+    reporter = _reporter(case)
+    for place, texts in (behind | idle).items():
+        yield _finding(case, place, texts, "device_error", "device", reporter, _IDLE if place in idle else "")
     for place, why in silent.items():
-        if place not in device:
-            yield _finding(case, place, why, "stopped_rank", "host", reporter)
-    for (unit, rank), why in absent.items():
-        yield _absent_finding(case, unit, rank, why, reporter)
-    if not (device or silent or absent or told):
-        if alone:
-            yield alone[0]
-        elif stuck:
-            yield from _undecided(case, stuck, reporter)
+        if place not in behind and place not in idle:
+            yield from _silent_findings(case, place, why, reporter)
+    yield from absent.each(case, lacking, reporter)
+    if not (known or lacking or told):
+        yield from alone[:1] or (_undecided(case, reporter) if case.stalls else messages.unmoved(case))
 
 
 def _told(case: Case) -> dict[int, Finding]:
@@ -101,7 +80,7 @@ def _behind_on_device(case: Case) -> dict[int, list[str]]:
             if one.completed < most and one.enqueued > one.completed and not _ended_before(case, place, one, most):
                 ahead = ranks_text([r for r, other in counted.items() if other.completed == most])
                 found.setdefault(one.who, []).append(
-                    f"{_group(case, place)}: rank {rank} completed call {one.completed} of {one.enqueued} enqueued,"
+                    f"{case.group(place)}: rank {rank} completed call {one.completed} of {one.enqueued} enqueued,"
                     f" {ahead} completed {most}"
                 )
     return found
@@ -122,31 +101,128 @@ def _ended_before(case: Case, place: int, one: Progress, most: int) -> bool:
     return bool(len(ended)) and newest <= int(ended.min()) + POLL_NS
 
 
-def _silent(case: Case, stuck: list[Stall]) -> tuple[dict[int, list[str]], list[Finding]]:
-    """Members that do not come; and where most of a group does not, that the few in the call may be the odd ones."""
+def _not_started(case: Case) -> dict[int, list[str]]:
+    """Members that enqueued a call their peers' devices are in, and whose own device is in nothing else and has not
+    begun it. Most members must be in it: where few are, it is not said who is the odd one.
+
+    A recorder that tells no starts (NCCL without timing) says nothing here: its calls are scheduled until the end.
+    """
     found: dict[int, list[str]] = {}
+    rows = case.joined.rows
+    for stall in case.stalls:
+        members = case.board[stall.group]
+        for number in dict.fromkeys((stall.oldest, stall.call)):
+            begun = [rank for rank, one in members.items() if one.started >= number or one.completed >= number]
+            rest = {
+                rank: one
+                for rank, one in members.items()
+                if one.enqueued >= number > max(one.started, one.completed)
+                and (one.started >= 0 or one.completed < 0)
+                and on_device(case.joined, one.who)
+            }
+            inside = [rank for rank in begun if members[rank].completed < number]
+            if not inside or len(rest) >= len(begun):
+                continue
+            for rank, one in rest.items():
+                front = case.fronts.get(one.who)
+                here = front is None or (rows.group[front] == stall.group and rows.sequence[front] == number)
+                if here:
+                    found.setdefault(one.who, []).append(
+                        f"{case.group(stall.group)}: {ranks_text(inside)} started call {number} and"
+                        f" {'is' if len(inside) == 1 else 'are'} in it, rank {rank} enqueued it and its device has not"
+                        " begun it"
+                    )
+    return found
+
+
+def _silent(case: Case) -> tuple[dict[int, list[Why]], list[Finding]]:
+    """Members that do not come; and where most of a group does not, that the few in the call may be the odd ones."""
+    found: dict[int, list[Why]] = {}
     alone: list[Finding] = []
-    for stall in stuck:
+    rows, ops = case.joined.rows, case.joined.ops
+    for stall in case.stalls:
         members = case.board[stall.group]
         behind = {
             rank: one
             for rank, one in members.items()
-            if one.enqueued < stall.call and not one.open and not waiting(case.joined, one.who, case.board)
+            if one.enqueued < stall.call and not one.open and one.who not in case.waiting
         }
         inside = [rank for rank, other in members.items() if other.open]
         if len(behind) > max(1, len(inside)):
             alone.append(_ahead(case, stall, inside, list(behind)))
             continue
+        rooted = {ops[rows.op[members[rank].open[0]]] for rank in inside} <= {*ROOTED} and len(behind) == 1
         for rank, one in behind.items():
-            found.setdefault(one.who, []).append(
-                f"{_group(case, stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} entered"
+            text = (
+                f"{case.group(stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} entered"
                 f" {one.enqueued if one.enqueued >= 0 else 'none'} and waits for nothing"
             )
+            found.setdefault(one.who, []).append(Why(text, stall.group, rooted))
     return found, alone
 
 
+def _silent_findings(case: Case, place: int, why: list[Why], reporter: str) -> Iterator[Finding]:
+    """A rank that others wait for and that waits for nothing: it stands still, left out a call, or has no work."""
+    texts = [one.text for one in why]
+    if absent.exit_of(case, case.joined.ranks[place].head.rank) is None:
+        work = whereabouts.work(case, place, why)
+        if work == "none":
+            return
+        if work == "unknown":
+            yield _idle_or_stopped(case, place, texts, reporter)
+            return
+        groups = [one.group for one in why if one.group >= 0]
+        place_of_gap = next((gap for group in groups if (gap := whereabouts.left_out(case, place, group))), "")
+        if place_of_gap:
+            yield _skipped(case, place, [place_of_gap, *texts], reporter)
+            return
+        if groups and all(whereabouts.alike(case, group) for group in groups) and not whereabouts.in_step(case, place):
+            found = _finding(case, place, texts, "stopped_rank", "host", reporter, _EITHER)
+            rank = case.joined.ranks[place].head.rank
+            yield _open(found, f"a stack of rank {rank}: inside its step, or back in its loop with a call left out")
+            return
+    yield _finding(case, place, texts, "stopped_rank", "host", reporter)
+
+
+def _open(found: Finding, would_decide: str) -> Finding:
+    """A finding whose rank is certain and whose kind is one of two."""
+    why = "the group's calls are all alike: their count does not tell a call left out from one not reached"
+    more = {"confidence": found.confidence - 0.1, "evidence": (*found.evidence, why), "would_decide": would_decide}
+    return msgspec.structs.replace(found, **more)
+
+
+def _skipped(case: Case, place: int, texts: list[str], reporter: str) -> Finding:
+    return Finding(
+        class_="skipped_collective",
+        summary=f"{case.name(place)} left out a call and went on: the others wait in one more than it makes",
+        original_fault=case.fault(place),
+        cause="software",
+        first_reporter=reporter,
+        confidence=0.85,
+        evidence=tuple(texts[:6]),
+        next=f"the code path of {case.name(place)} before this call: it decided otherwise than its peers",
+        recovery="restart group",
+    )
+
+
+def _idle_or_stopped(case: Case, place: int, texts: list[str], reporter: str) -> Finding:
+    return Finding(
+        class_="hang",
+        summary=f"others wait for {case.name(place)} to begin, and it is in no call: it has no work to give out, or it"
+        " stands still",
+        first_reporter=reporter,
+        confidence=0.4,
+        decided=False,
+        evidence=tuple(texts[:6]),
+        would_decide="whether requests wait or run (num_requests_waiting, num_requests_running); a stack of this rank:"
+        " idle in its loop, or inside a step",
+        next=f"py-spy dump of {case.name(place)}",
+        recovery="none",
+    )
+
+
 def _ahead(case: Case, stall: Stall, inside: list[int], behind: list[int]) -> Finding:
-    where = f"call {stall.call} of {_group(case, stall.group)}"
+    where = f"call {stall.call} of {case.group(stall.group)}"
     return Finding(
         class_="hang",
         summary=f"{ranks_text(inside)} entered {where}, which the other {len(behind)} did not: a call too many there,"
@@ -160,60 +236,51 @@ def _ahead(case: Case, stall: Stall, inside: list[int], behind: list[int]) -> Fi
     )
 
 
-def _messages(case: Case) -> dict[int | tuple[str, int], list[str]]:
-    """Who is waited for in a send or a receive that is not over, and waits for nothing itself or has no record."""
-    joined = case.joined
-    rows = joined.rows
-    places = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(joined.ranks)}
-    p2p = np.isin(rows.op, [joined.op(name) for name in P2P])
-    found: dict[int | tuple[str, int], list[str]] = {}
-    for row in np.flatnonzero(p2p & (rows.state != DONE) & (rows.peer >= 0)).tolist():
-        who, peer = int(rows.who[row]), int(rows.peer[row])
-        unit = joined.ranks[who].head.unit
-        place = places.get((unit, peer))
-        if place is not None and waiting(joined, place, case.board):
-            continue
-        key: int | tuple[str, int] = (unit, peer) if place is None else place
-        there = "has no record" if place is None else "waits for nothing"
-        why = found.setdefault(key, [])
-        if len(why) < 8:
-            why.append(f"{case.name(who)} waits in a {joined.ops[rows.op[row]]} with rank {peer}, which {there}")
-    return found
-
-
-def _absent(case: Case, stuck: list[Stall], known: set[int]) -> dict[tuple[str, int], list[str]]:
-    """Members without a record that a stuck group lacks, where no known one explains it."""
-    found: dict[tuple[str, int], list[str]] = {}
-    for stall in stuck:
-        group = case.joined.groups[stall.group]
-        explained = any(one.who in known or one.enqueued < stall.call for one in case.board[stall.group].values())
-        if group.missing and not explained:
-            for rank in group.missing:
-                found.setdefault((group.unit, rank), []).append(
-                    f"{_group(case, stall.group)}: every rank with a record entered call {stall.call};"
-                    f" rank {rank} has no record"
-                )
-    # A missing rank is missing from every group: those that only share groups with it are not named beside it.
-    most = max((len(why) for why in found.values()), default=0)
-    return {key: why for key, why in found.items() if len(why) == most}
-
-
-def _undecided(case: Case, stuck: list[Stall], reporter: str) -> Iterator[Finding]:
-    crossed = _crossed(case, stuck)
+def _undecided(case: Case, reporter: str) -> Iterator[Finding]:
+    """All came and none left. The call that is stuck is the one its members stand in, each of them; what they enqueued
+    behind it, in this or in other groups, only waits."""
+    crossed = _crossed(case)
     if crossed:
         yield crossed
         return
-    stall = stuck[0]
-    members = case.board[stall.group]
-    inside = [rank for rank, one in members.items() if one.open]
+    if any(absent.waited_for(case, block) for block in absent.blocks(case)):
+        return  # that finding says who is not there
+    rows = case.joined.rows
+    stands: dict[tuple[int, int], list[int]] = {}
+    for who, row in case.fronts.items():
+        stands.setdefault((int(rows.group[row]), int(rows.sequence[row])), []).append(who)
+    whole = {
+        (stall.group, number): inside
+        for stall in case.stalls
+        for number in dict.fromkeys((stall.oldest, stall.call))
+        if len(inside := stands.get((stall.group, number), [])) == len(case.joined.groups[stall.group].known)
+    }
+    # Where no call has all of its members standing in it, the one most of them do.
+    found = whole or {
+        (stall.group, stall.oldest): [one.who for one in case.board[stall.group].values() if one.open]
+        for stall in case.stalls
+    }
+
+    def since(call: tuple[int, int]) -> int:
+        times = [int(rows.created_ns[case.fronts[who]]) for who in found[call] if who in case.fronts]
+        return min((time for time in times if time > 0), default=2**62)
+
+    order = sorted(found, key=lambda call: (since(call), -len(found[call]), call))
+    group, number = order[0]
+    ranks = [case.joined.ranks[who].head.rank for who in found[order[0]]]
+    behind = [stall for stall in case.stalls if stall.group not in {one for one, _ in order}]
     yield Finding(
         class_="hang",
-        summary=f"{ranks_text(inside)} entered call {stall.call} of {_group(case, stall.group)} and none left it:"
-        " enqueued everywhere, not completed",
+        summary=f"{ranks_text(ranks)} entered call {number} of {case.group(group)} and none left it: "
+        + ("enqueued everywhere, not completed" if whole else "its other members stand elsewhere"),
         first_reporter=reporter,
         confidence=0.5,
         decided=False,
-        evidence=tuple(f"{_group(case, one.group)}: all entered call {one.call}" for one in stuck[:8]),
+        evidence=(
+            *(f"{case.group(one)}: all entered call {call} and stand in it" for one, call in order[:6] if whole),
+            *(f"{case.group(one.group)}: call {one.oldest} is enqueued behind it" for one in behind[:2]),
+        )
+        or tuple(f"{case.group(one.group)}: call {one.oldest} is the oldest that is open" for one in case.stalls[:8]),
         would_decide="device and network counters of these ranks (Xid, throttle, link errors), or stacks of their"
         " processes; dumps that also hold completed calls",
         next="nvidia-smi -q and the IB counters of every host; py-spy dump of every rank",
@@ -221,10 +288,10 @@ def _undecided(case: Case, stuck: list[Stall], reporter: str) -> Iterator[Findin
     )
 
 
-def _crossed(case: Case, stuck: list[Stall]) -> Finding | None:
+def _crossed(case: Case) -> Finding | None:
     """Ranks that wait for each other in different groups: they took different decisions."""
     waits: dict[int, tuple[int, set[int]]] = {}
-    for stall in stuck:
+    for stall in case.stalls:
         members = case.board[stall.group]
         for one in members.values():
             mine = int(case.joined.rows.sequence[one.open[0]]) if one.open else -1
@@ -237,7 +304,7 @@ def _crossed(case: Case, stuck: list[Stall]) -> Finding | None:
             here = next(iter(sorted(waits[here][1])))
             if here in path:
                 ring = path[path.index(here) :]
-                where = [f"{case.name(one)} in {_group(case, waits[one][0])}" for one in ring]
+                where = [f"{case.name(one)} in {case.group(waits[one][0])}" for one in ring]
                 return Finding(
                     class_="control_divergence",
                     summary="ranks wait for each other in different groups: " + ", ".join(where),
@@ -251,13 +318,15 @@ def _crossed(case: Case, stuck: list[Stall]) -> Finding | None:
     return None
 
 
-def _finding(case: Case, place: int, why: list[str], kind: Class, cause: Cause, reporter: str) -> Finding:
-    gone = _exit_of(case, case.joined.ranks[place].head.rank)
+def _finding(
+    case: Case, place: int, why: list[str], kind: Class, cause: Cause, reporter: str, words: str = ""
+) -> Finding:
+    gone = absent.exit_of(case, case.joined.ranks[place].head.rank)
     if gone and kind == "stopped_rank":
         kind = "dead_rank"
     return Finding(
         class_=kind,
-        summary=f"{case.name(place)}: {_WORDS[kind]}",
+        summary=f"{case.name(place)}: {words or _WORDS[kind]}",
         original_fault=case.fault(place),
         cause=cause,
         first_reporter=reporter,
@@ -268,6 +337,8 @@ def _finding(case: Case, place: int, why: list[str], kind: Class, cause: Cause, 
     )
 
 
+_IDLE = "its device does not start what its peers' devices started"
+_EITHER = "others wait for it and it waits for nothing: it stands still, or it left out a call and is done"
 _WORDS: dict[str, str] = {
     "device_error": "its device does not complete what its peers completed",
     "stopped_rank": "others wait for it and it waits for nothing: its process does not go on",
@@ -280,28 +351,7 @@ _NEXT: dict[str, str] = {
 }
 
 
-def _absent_finding(case: Case, unit: str, rank: int, why: list[str], reporter: str) -> Finding:
-    gone = _exit_of(case, rank)
-    closed = [fact.text for fact in case.facts("error", "peer_closed")][:2]
-    return Finding(
-        class_="dead_rank",
-        summary=f"rank {rank} has no record and every other member of its groups waits for it",
-        original_fault=Fault(ranks=(rank,), unit=unit),
-        cause="host",
-        first_reporter=reporter,
-        confidence=0.9 if gone or closed else 0.75,
-        evidence=(*([gone.text] if gone else []), *why[:6], *closed),
-        would_decide="" if gone else "its process's state: it may have died, or live and not be able to write",
-        next=f"the log of rank {rank}, and whether its process still runs",
-        recovery="restart group",
-    )
-
-
-def _exit_of(case: Case, rank: int) -> Fact | None:
-    return next((fact for fact in case.facts("exit") if fact.rank == rank), None)
-
-
-def _reporter(case: Case, stuck: list[Stall]) -> str:
+def _reporter(case: Case) -> str:
     """Who complained first: a watchdog or an error where its time is known, else who is stuck longest."""
     said = [fact for kind in ("watchdog", "error") for fact in case.facts(kind) if fact.rank >= 0]
     timed = sorted((fact for fact in said if fact.unix_ns), key=lambda fact: fact.unix_ns) or said
@@ -310,15 +360,9 @@ def _reporter(case: Case, stuck: list[Stall]) -> str:
     rows = case.joined.rows
     since = [
         (int(rows.created_ns[row]), rank)
-        for stall in stuck
+        for stall in case.stalls
         for rank, one in case.board[stall.group].items()
         for row in one.open[:1]
         if rows.created_ns[row] > 0
     ]
     return f"rank {min(since)[1]} (waits longest)" if since else ""
-
-
-def _group(case: Case, place: int) -> str:
-    group = case.joined.groups[place]
-    members = ranks_text(list(group.members))
-    return f"group {group.key} ({members})"

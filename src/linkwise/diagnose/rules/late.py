@@ -11,11 +11,13 @@ import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
+from linkwise.diagnose.progress import on_device
 from linkwise.diagnose.rules.compute import like_its_peers
 from linkwise.diagnose.steps import LEAST, own_times
 from linkwise.diagnose.timing import Timing
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
+from linkwise.trace.joined import LOCAL
 
 # A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long
 # as its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
@@ -85,16 +87,29 @@ def _late(case: Case, t: Timing) -> list[int]:
 
 def _beyond_clocks(case: Case, t: Timing, who: int) -> bool:
     """Whether a rank is late by more than clocks may be wrong, or among ranks of one clock."""
-    unsure = max(case.clocks.unsure_ns.values(), default=0)
-    if unsure == 0:
+    unsure = _unsure(case)
+    if not unsure.any():
         return True
-    hosts: dict[str, int] = {}
-    names = [rank.head.host or f" {place}" for place, rank in enumerate(case.joined.ranks)]
-    host = np.asarray([hosts.setdefault(name, len(hosts)) for name in names], np.int64)[case.joined.rows.who]
-    first = case.joined.first[:-1]
-    one_clock = np.minimum.reduceat(host, first) == np.maximum.reduceat(host, first)
-    certain = (t.lead == who) & (one_clock | (t.wait > unsure))
+    certain = (t.lead == who) & (t.wait > unsure)
     return int(certain.sum()) >= CALLS and float(t.wait[certain].sum()) >= SHARE * t.elapsed_ns
+
+
+def _unsure(case: Case) -> np.ndarray:
+    """By call, how far apart its members' clocks may be, in ns: as far as the two that are most open."""
+    width = np.asarray([case.clocks.unsure_ns.get(place, 0) for place in range(len(case.joined.ranks))], np.int64)
+    if not width.any():
+        return np.zeros(case.joined.calls, np.int64)
+    # Records of one host have one clock, open alike.
+    hosts: dict[str, int] = {}
+    names = [rank.head.clock or rank.head.host or f" {place}" for place, rank in enumerate(case.joined.ranks)]
+    who, first = case.joined.rows.who, case.joined.first[:-1]
+    host = np.asarray([hosts.setdefault(name, len(hosts)) for name in names], np.int64)[who]
+    own = width[who]
+    most = np.maximum.reduceat(own, first)
+    call = np.repeat(np.arange(len(first)), np.diff(case.joined.first))
+    widest = np.maximum.reduceat(np.where(own == most[call], host, -1), first)
+    next_ = np.maximum.reduceat(np.where(host != widest[call], own, -1), first)
+    return np.where(next_ < 0, 0, most + next_)
 
 
 class _Stage(NamedTuple):
@@ -231,11 +246,13 @@ _CAUSES: dict[str, str] = {
     "host": "it enters calls late: its process, not its device",
     "device": "it enters in time and its device comes late",
     "contention": "its CPU time is taken from it",
+    "": "its process or its device: what its record holds does not say which",
 }
 _NEXT: dict[str, str] = {
     "host": "py-spy dump of rank {rank}, and what else runs on {host}",
     "device": "nvidia-smi -q -d PERFORMANCE,ECC on {host}",
     "contention": "cpu.stat of its cgroup and /proc/PID/schedstat on {host}; give it cores of its own",
+    "": "nvidia-smi -q -d PERFORMANCE,ECC on {host}; a profile of rank {rank} with its host's calls and its kernels",
 }
 
 
@@ -258,10 +275,29 @@ def _cause(case: Case, t: Timing | None, who: int, late_ns: float) -> tuple[Caus
     broken = [fact for fact in case.facts("device") if _of(case, fact, who)]
     if broken:
         return "device", [fact.text or fact.name for fact in broken]
-    host, device = (0.0, 0.0) if t is None else _split(case, t, who)
-    if device > host:
-        return "device", [f"entered {host / 1e6:.3g} ms later than its peers, its device {device / 1e6:.3g} ms later"]
-    return "host", []
+    if not on_device(case.joined, who):
+        return "host", []  # its calls run on the host, and nothing else does
+    return ("", []) if t is None else _host_or_device(case, t, who)
+
+
+def _host_or_device(case: Case, t: Timing, who: int) -> tuple[Cause, list[str]]:
+    """Enqueued late: the host; enqueued in time and started late: the device. A host that waits for its device's work
+    before it goes on enqueues late as well, but then its kernels take longer than its peers' do."""
+    split, longer = _split(case, t, who), _longer(case, t, who)
+    if split is None and longer is None:
+        return "", []
+    host, device = split or (0.0, 0.0)
+    told = (
+        [f"entered {host / 1e6:.3g} ms later than its peers, its device {device / 1e6:.3g} ms later"] if split else []
+    )
+    if split and device > host:
+        return "device", told
+    late = host + device if split else float(np.median(t.wait[(t.lead == who) & (t.wait > 0)]))
+    if longer is not None:
+        told.append(f"its kernels before these calls take {longer / 1e6:.3g} ms longer than its peers'")
+        if longer >= 0.5 * late:
+            return "device", told
+    return "host", told
 
 
 def _refused(case: Case, who: int) -> bool:
@@ -288,8 +324,9 @@ def _taken(case: Case) -> list[tuple[Fact, float]]:
     ]
 
 
-def _split(case: Case, t: Timing, who: int) -> tuple[float, float]:
-    """Median lateness of a rank in the calls it came last to, in entering and on the device, in ns."""
+def _split(case: Case, t: Timing, who: int) -> tuple[float, float] | None:
+    """Median lateness of a rank in the calls it came last to, in entering and on the device, in ns; None where no call
+    has both times on all members."""
     rows, first = case.joined.rows, case.joined.first
     host, device = [], []
     for call in np.flatnonzero((t.lead == who) & (t.wait > 0))[-2000:].tolist():
@@ -301,7 +338,44 @@ def _split(case: Case, t: Timing, who: int) -> tuple[float, float]:
         delay = started - created
         host.append(float(created[mine][0] - _low(created[~mine])))
         device.append(float(delay[mine][0] - _low(delay[~mine])))
-    return (float(np.median(host)), float(np.median(device))) if host else (0.0, 0.0)
+    return (float(np.median(host)), float(np.median(device))) if host else None
+
+
+def _longer(case: Case, t: Timing, who: int) -> float | None:
+    """How much longer a rank's own recorded work takes than its peers', in ns (median) before each call it came last
+    to; None where records name no work."""
+    rows, first = case.joined.rows, case.joined.first
+    done = {place: _Work(case, place) for place in (who, *_peers(case, who))}
+    found = []
+    for call in np.flatnonzero((t.lead == who) & (t.wait > 0))[-500:].tolist():
+        took = {}
+        for row in range(int(first[call]), int(first[call + 1])):
+            place = int(rows.who[row])
+            if place in done and t.arrive[row] > 0 and t.gap[row] >= 0:
+                took[place] = done[place].within(int(t.arrive[row] - t.gap[row]), int(t.arrive[row]))
+        rest = [time for place, time in took.items() if place != who]
+        if who in took and rest and max(took.values()) > 0:
+            found.append(took[who] - _low(np.asarray(rest)))
+    return float(np.median(found)) if found else None
+
+
+class _Work:
+    """A record's own work in time."""
+
+    def __init__(self, case: Case, place: int) -> None:
+        alone = case.joined.alone
+        mine = (alone.who == place) & (alone.op == case.joined.op(LOCAL)) & (alone.started_ns > 0)
+        order = np.argsort(alone.started_ns[mine], kind="stable")
+        self._begin, took = alone.started_ns[mine][order], (alone.ended_ns - alone.started_ns)[mine][order]
+        busy = case.joined.ranks[place].busy_ns
+        if len(busy) == len(took):  # what the device did, without its waits for the next launch
+            took = np.asarray(busy, np.int64)[order]
+        self._sum = np.append(0, np.cumsum(np.maximum(took, 0)))
+
+    def within(self, begin: int, end: int) -> float:
+        """Ns of work that began in a stretch of time."""
+        a, b = np.searchsorted(self._begin, (begin, end), side="left")
+        return float(self._sum[b] - self._sum[a])
 
 
 def _own_before(case: Case, t: Timing, who: int) -> tuple[float, float]:

@@ -68,8 +68,7 @@ def _roles_differ(case: Case) -> np.ndarray:
 
 def _judge(case: Case, group: int, call: int) -> Finding | None:
     joined = case.joined
-    begin, end = int(joined.first[call]), int(joined.first[call + 1])
-    number = int(joined.rows.sequence[begin])
+    number = int(joined.rows.sequence[joined.first[call]])
     lines = _lines(case, group, number)
     signs = {who: line[number] for who, line in lines.items() if number in line}
     counts = Counter(signs.values()).most_common()
@@ -85,7 +84,6 @@ def _judge(case: Case, group: int, call: int) -> Finding | None:
     shown = tuple(
         f"call {number} of group {key}: {case.name(who)} {_words(sign)}" for who, sign in sorted(signs.items())[:8]
     )
-    del end
     if tie:
         return Finding(
             class_=kind,

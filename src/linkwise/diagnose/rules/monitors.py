@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import Places, lines, one, place_of, said, whole
-from linkwise.diagnose.rules import hang, late, mismatch, watchdogs
+from linkwise.diagnose.rules import watchdogs
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.trace.facts import Fact
 
@@ -50,7 +50,7 @@ def _behind(case: Case, places: Places) -> Iterator[Finding]:
             continue
         op, (low, high) = max(by_op.items(), key=lambda item: item[1][1][0].value - item[1][0][0].value)
         if not _moved(looks, op, low):
-            yield _laggards(case, op, low, high, len(looks) > 1)
+            yield _laggards(case, op, low, high, _again(looks, op, low))
 
 
 def _looks(case: Case, places: Places) -> dict[str, list[Look]]:
@@ -135,6 +135,27 @@ def _moved(looks: list[Look], op: str, low: list[Count]) -> bool:
     return any(before.get(count.rank, count.value) < count.value for count in low)
 
 
+def _again(looks: list[Look], op: str, low: list[Count]) -> bool:
+    """Whether an earlier look saw the laggards where they are now."""
+    before = {count.rank: count.value for look in looks[:-1] for count in look.get(op, ())}
+    return all(before.get(count.rank, -1) == count.value for count in low)
+
+
+def _others_wait(case: Case, ranks: tuple[int, ...], unit: str) -> list[str]:
+    """What besides a count says that others wait for these ranks. unit: "" = their numbers are those of the world."""
+    if unit:
+        return [said(fact) for fact in case.facts("watchdog")[:2]]
+    told = [said(fact) for fact in case.facts("watchdog") if fact.rank not in ranks]
+    told += [said(fact) for kind in ("exit", "missing") for fact in case.facts(kind) if fact.rank in ranks]
+    for stall in case.stalls:
+        members = case.board[stall.group]
+        inside = [rank for rank, one in members.items() if one.open and rank not in ranks]
+        out = [rank for rank in ranks if rank in members and members[rank].enqueued < stall.call]
+        if inside and out:
+            told.append(f"{case.group(stall.group)}: {ranks_text(inside)} in call {stall.call}, {ranks_text(out)} not")
+    return told[:3]
+
+
 def _laggards(case: Case, op: str, low: list[Count], high: list[Count], again: bool) -> Finding:
     behind, ahead, unit = _size(low), _size(high), low[0].unit
     ranks = tuple(sorted({count.rank for count in low} - {-1}))
@@ -144,18 +165,31 @@ def _laggards(case: Case, op: str, low: list[Count], high: list[Count], again: b
     )
     told = lines([*(count.fact for count in low[:4]), *(count.fact for count in high[:4])], 8)
     if len(ranks) == behind and (behind < ahead or behind == ahead == 1):
-        hung = again or bool(case.facts("watchdog")) or bool(hang.stalls(case))
+        them, others = ("it" if behind == 1 else "them"), _others_wait(case, ranks, unit)
+        if again or others:
+            return Finding(
+                class_="stopped_rank",
+                summary=f"{words}: the others wait for {them}",
+                original_fault=Fault(ranks=ranks, unit=unit, host=one(count.fact.host for count in low)),
+                cause="host",
+                first_reporter="the monitor",
+                confidence=0.8,
+                evidence=(*(["an earlier look saw the same counts"] if again else []), *others, *told),
+                next=f"py-spy dump of {ranks_text(ranks)}",
+                recovery="restart group",
+            )
         return Finding(
-            class_="stopped_rank",
-            summary=f"{words}: the others wait for {'it' if behind == 1 else 'them'}",
-            original_fault=Fault(ranks=ranks, unit=unit, host=one(count.fact.host for count in low)),
-            cause="host",
+            class_="undecided",
+            summary=f"{words}. Either the others wait for {them}, or {'it is' if behind == 1 else 'they are'} a few"
+            " calls behind at this one moment",
             first_reporter="the monitor",
-            confidence=0.8 if hung else 0.6,
+            confidence=0.4,
+            decided=False,
             evidence=told,
-            would_decide="" if hung else "a second look a minute later: whether it has moved",
-            next=f"py-spy dump of {ranks_text(ranks)}",
-            recovery="restart group",
+            would_decide="a second look at the monitor a minute later: who has moved; a watchdog's line, or flight"
+            " recorder dumps of all ranks",
+            next=f"the same report again in a minute; then py-spy dump of {ranks_text(ranks)}",
+            recovery="none",
         )
     return Finding(
         class_="undecided",
@@ -173,6 +207,7 @@ def _laggards(case: Case, op: str, low: list[Count], high: list[Count], again: b
 
 
 _SURE = {"dead", "considered_dead", "stopped"}
+_NOT_GONE = {"slow", "not_a_member"}  # late or hung; alive, and out of that communicator
 
 
 def _gone(case: Case, places: Places) -> Iterator[Finding]:
@@ -180,9 +215,11 @@ def _gone(case: Case, places: Places) -> Iterator[Finding]:
     gone: dict[tuple[int, str], list[Fact]] = {}
     for fact in case.facts("missing"):
         gone.setdefault(_who(fact, places), []).append(fact)
+    for whole_host in _hosts_gone(case, gone):
+        yield _host_finding(whole_host, [fact for who in whole_host.ranks for fact in gone.pop(who)])
     for (rank, unit), facts in gone.items():
         names = {fact.name for fact in facts}
-        if names <= {"slow", "not_a_member"}:  # late or hung; alive, and out of that communicator: not gone
+        if names <= _NOT_GONE:
             continue
         sure, alive = bool(names & _SURE), "stopped" in names and "dead" not in names
         where = Fault(ranks=(rank,), unit=unit, host=facts[0].host) if unit else place_of(case, rank, facts[0])
@@ -201,6 +238,42 @@ def _gone(case: Case, places: Places) -> Iterator[Finding]:
         )
 
 
+class _Gone(NamedTuple):
+    """A host none of whose ranks answers. ranks: keys of what is told of them."""
+
+    host: str
+    ranks: tuple[tuple[int, str], ...]
+
+
+def _hosts_gone(case: Case, gone: dict[tuple[int, str], list[Fact]]) -> list[_Gone]:
+    """Named hosts of several ranks of which no answer comes, where nothing else is known to run there."""
+    alive: set[str] = {rank.head.host for rank in case.joined.ranks}
+    silent: dict[str, list[tuple[int, str]]] = {}
+    for who, facts in gone.items():
+        if who[0] >= 0 and facts[0].host and not {fact.name for fact in facts} <= {*_NOT_GONE, "stopped"}:
+            silent.setdefault(facts[0].host, []).append(who)
+    ranks = {who[0] for mine in silent.values() for who in mine}
+    alive |= {fact.host for fact in case.facts("place") if fact.rank not in ranks}
+    return [_Gone(host, tuple(sorted(mine))) for host, mine in silent.items() if len(mine) > 1 and host not in alive]
+
+
+def _host_finding(one: _Gone, facts: list[Fact]) -> Finding:
+    ranks = tuple(sorted({rank for rank, _ in one.ranks}))
+    units = {unit for _, unit in one.ranks}
+    return Finding(
+        class_="dead_rank",
+        summary=f"host {one.host}: none of its {len(ranks)} ranks answers any more ({ranks_text(ranks)})",
+        original_fault=Fault(ranks=ranks, host=one.host, unit=units.pop() if len(units) == 1 else ""),
+        cause="host",
+        first_reporter="the monitor",
+        confidence=0.85,
+        evidence=lines(facts),
+        would_decide="whether the host answers: it may be down, or its network",
+        next=f"ping and ssh to {one.host}; its console",
+        recovery="restart group",
+    )
+
+
 def _idle(case: Case) -> Iterator[Finding]:
     """A data parallel rank without requests that does not make the call its busy peers wait in.
 
@@ -215,7 +288,7 @@ def _idle(case: Case) -> Iterator[Finding]:
     # Ranks count as replicas do where a replica is one rank.
     if not busy or len(last) != max((rank.head.world for rank in case.evidence.trace.ranks), default=0):
         return
-    for stall in hang.find(case):
+    for stall in case.found("hang"):
         ranks = stall.original_fault.ranks
         gone = stall.decided and stall.class_ in {"stopped_rank", "dead_rank"} and len(ranks) == 1
         if gone and ranks[0] in last and last[ranks[0]].value == 0:
@@ -242,7 +315,7 @@ def _disagrees(case: Case, found: list[Finding]) -> Iterator[Finding]:
     if not fine:
         return
     dogs = [fact for fact in case.facts("watchdog") if not all(_before(ok, fact) for ok in fine)]
-    seen = [*found, *(other for rule in (mismatch, hang, late) for other in rule.find(case))]
+    seen = [*found, *(other for rule in ("mismatch", "hang", "late") for other in case.found(rule))]
     if not dogs and not seen:
         return
     decided = any(other.decided for other in seen)

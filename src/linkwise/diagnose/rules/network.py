@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.places import lines, one
-from linkwise.diagnose.rules import hang
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
 
@@ -264,7 +263,7 @@ def _peer_to_peer(case: Case, acs: list[Fact]) -> Iterator[Finding]:
     hosts = {fact.host for fact in acs}
     p2p = [fact for fact in case.facts("transport", "p2p") if not fact.host or "" in hosts or fact.host in hosts]
     stuck = case.facts("watchdog")
-    hangs = list(hang.find(case))
+    hangs = list(case.found("hang"))
     if not p2p or not (stuck or hangs) or any(hung.decided for hung in hangs):
         return
     yield Finding(

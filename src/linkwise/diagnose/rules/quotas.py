@@ -6,6 +6,7 @@ from linkwise.diagnose.case import Case
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.rules.late import RATIO, SHARE
 from linkwise.diagnose.types import Finding
+from linkwise.trace.facts import Fact
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -13,7 +14,7 @@ def find(case: Case) -> Iterator[Finding]:
     t = case.timing
     if t is None or len(case.joined.ranks) < 2:
         return
-    stopped = {place: _stopped_us(case, place) for place in range(len(case.joined.ranks))}
+    stopped = _stopped_us(case)
     for who, lost_us in stopped.items():
         rest = max(us for place, us in stopped.items() if place != who)
         if lost_us * 1e3 < SHARE * t.elapsed_ns or lost_us < RATIO * rest:
@@ -34,10 +35,12 @@ def find(case: Case) -> Iterator[Finding]:
         )
 
 
-def _stopped_us(case: Case, place: int) -> float:
-    head = case.joined.ranks[place].head
-    return sum(
-        more
-        for fact, more in grown(case, "cpu.throttled_us")
-        if fact.rank == head.rank and fact.label("unit", head.unit) == head.unit
-    )
+def _stopped_us(case: Case) -> dict[int, float]:
+    """By record, how long its quota stopped its threads."""
+    by_rank: dict[int, list[tuple[Fact, float]]] = {}
+    for fact, more in grown(case, "cpu.throttled_us"):
+        by_rank.setdefault(fact.rank, []).append((fact, more))
+    return {
+        place: sum(more for fact, more in by_rank.get(head.rank, ()) if fact.label("unit", head.unit) == head.unit)
+        for place, head in enumerate(rank.head for rank in case.joined.ranks)
+    }

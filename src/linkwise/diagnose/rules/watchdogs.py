@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import lines, place_of, whole
-from linkwise.diagnose.rules import hang, mismatch
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
 
@@ -20,7 +19,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 def _enqueued(case: Case) -> Iterator[Finding]:
     """Watchdogs whose ranks enqueued more than they completed, where no record tells more than they do."""
-    if hang.stalls(case):
+    if case.stalls:
         return
     by_group: dict[str, list[Fact]] = {}
     for fact in [*case.facts("launched", "work"), *case.facts("watchdog")]:
@@ -129,7 +128,7 @@ def _hang_flags(case: Case) -> Iterator[Finding]:
 def _mismatch(case: Case) -> Iterator[Finding]:
     """A library that saw its ranks in different calls, where no record says which."""
     told = case.facts("error", "nccl_mismatch")
-    if not told or any(True for _ in mismatch.find(case)):
+    if not told or case.found("mismatch"):
         return
     ranks = sorted({fact.rank for fact in told} - {-1})
     yield Finding(
@@ -151,7 +150,7 @@ def _mismatch(case: Case) -> Iterator[Finding]:
 def _engines(case: Case) -> Iterator[Finding]:
     """Watchdogs of engines alone: a loop that did not turn. They fire on every rank that waits."""
     told = [fact for fact in case.facts("error", "engine_watchdog") if fact.label("soft") != "True"]
-    if not told or hang.stalls(case) or case.facts("stack"):
+    if not told or case.stalls or case.facts("stack"):
         return
     ranks = sorted({fact.rank for fact in told} - {-1})
     yield Finding(

@@ -106,7 +106,7 @@ class _Reading:
         info = _field(self.top.distributedInfo, _Info, _Info())
         self.configured(info)
         base, relative = self.base()
-        calls, notes = rows(scan, base)
+        calls, busy, notes = rows(scan, base)
         if not len(calls):
             raise InputError(f"{scan.events} events, none of a known kind", where=self.where, expected=_TRACE)
         head = self.head(info)
@@ -117,7 +117,7 @@ class _Reading:
         if scan.dropped:
             notes.append(f"{scan.dropped} events are beyond the bounds and are left out")
         trace = RankTrace(
-            head=head, calls=calls, lost=scan.dropped, cut=self.cut, source=self.where, format=FORMAT
+            head=head, calls=calls, busy_ns=busy, lost=scan.dropped, cut=self.cut, source=self.where, format=FORMAT
         )  # fmt: skip
         return Reading(ranks=(trace,), notes=(*self.notes, *notes))
 

@@ -20,12 +20,13 @@ from linkwise.trace.readers.kineto_scan import Call, Scan, Window
 
 
 class Row(NamedTuple):
-    """One row to be: times in ns of the trace, 0 = not known."""
+    """One row to be: times in ns of the trace, 0 = not known. busy: of own work, how long of it something ran."""
 
     call: Call
     created: int
     started: int
     ended: int
+    busy: int = 0
 
 
 class Threads:
@@ -50,8 +51,9 @@ class Threads:
         return place < len(begins) and begins[place] <= outer.end
 
 
-def rows(scan: Scan, base_ns: int) -> tuple[Calls, list[str]]:
-    """All calls in the order in which they were made, and what a person should know of them."""
+def rows(scan: Scan, base_ns: int) -> tuple[Calls, tuple[int, ...], list[str]]:
+    """All calls in the order in which they were made, how long each row of own work was busy (ns), and what a person
+    should know of them."""
     notes = []
     by_id = bool(scan.params)
     made = scan.params if by_id else _with_sizes(scan)
@@ -68,7 +70,8 @@ def rows(scan: Scan, base_ns: int) -> tuple[Calls, list[str]]:
     all_rows = sorted(found + _work(scan, found), key=lambda row: row.created or row.started)
     if any(not row.call.group and row.call.op != "compute" for row in all_rows):
         notes.append("the process group of some calls is not in the trace: they cannot be joined across ranks")
-    return _columns(all_rows, base_ns, Steps(scan.windows)), notes
+    busy = tuple(row.busy for row in all_rows if row.call.op == "compute")
+    return _columns(all_rows, base_ns, Steps(scan.windows)), busy, notes
 
 
 def _with_sizes(scan: Scan) -> list[Call]:
@@ -143,9 +146,14 @@ def _work(scan: Scan, found: list[Row]) -> list[Row]:
     spent = np.bincount(place * kinds + work.kind, weights=work.end - work.begin, minlength=len(first) * kinds)
     most = spent.reshape(-1, kinds).argmax(axis=1)
     ends = np.maximum.reduceat(work.end, first)
+    # What ran side by side counts once, and what was idle in between not at all.
+    free = np.append(work.begin[0], np.maximum.accumulate(work.end)[:-1])
+    busy = np.add.reduceat(np.maximum(work.end - np.maximum(work.begin, free), 0), first)
     return [
-        Row(Call("compute", begin, end, None, role=ROLES[kind]), 0, max(begin, 1), end)
-        for begin, end, kind in zip(work.begin[first].tolist(), ends.tolist(), most.tolist(), strict=True)
+        Row(Call("compute", begin, end, None, role=ROLES[kind]), 0, max(begin, 1), end, ran)
+        for begin, end, kind, ran in zip(
+            work.begin[first].tolist(), ends.tolist(), most.tolist(), busy.tolist(), strict=True
+        )
     ]
 
 

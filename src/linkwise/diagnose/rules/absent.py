@@ -1,0 +1,201 @@
+"""Ranks that should have a record and have none: one that everybody waits for; or a whole host, or pipeline stage.
+
+A host that is down and a host whose files nobody fetched look alike from outside. So ranks that are missing together
+are one question about what they share, and the evidence decides it for none of them.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.types import Fault, Finding
+from linkwise.trace.facts import Fact
+from linkwise.trace.joined import P2P
+from linkwise.trace.readers import flight_recorder, own
+
+MOST_RANKS = 65_536
+# Formats that every rank writes by itself; a profiler is often switched on for a few ranks alone.
+_ALL_WRITE = {flight_recorder.FORMAT, own.FORMAT}
+
+
+class Block(NamedTuple):
+    """Ranks of a unit without a record that share something. words: what; host: its name, "" = none or not known."""
+
+    unit: str
+    ranks: tuple[int, ...]
+    words: str
+    host: str
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """A finding for each host, stage or run of ranks that has no record at all."""
+    told = {fact.rank for kind in ("exit", "missing") for fact in case.facts(kind)}
+    for block in blocks(case):
+        if set(block.ranks) <= told:
+            continue  # other rules say what is known of them
+        waits = waited_for(case, block)
+        if waits or _expected(case, block):
+            yield _finding(case, block, waits)
+
+
+def blocks(case: Case) -> list[Block]:
+    """Hosts, else pipeline stages, else aligned runs of ranks, none of which has a record; of two ranks at least."""
+    found: list[Block] = []
+    for unit in dict.fromkeys(rank.head.unit for rank in case.joined.ranks):
+        known = {rank.head.rank for rank in case.joined.ranks if rank.head.unit == unit}
+        world = max(rank.head.world for rank in case.joined.ranks if rank.head.unit == unit)
+        missing = set(range(min(world, MOST_RANKS))) - known
+        for ranks, words, host in (*_hosts(case, unit, world), *_stages(case, unit), *_runs(missing, world)):
+            if len(ranks) > 1 and set(ranks) <= missing:
+                found.append(Block(unit, tuple(ranks), words, host))
+                missing -= set(ranks)
+    return found
+
+
+_Candidate = tuple[list[int], str, str]  # ranks, words, host
+
+
+def _hosts(case: Case, unit: str, world: int) -> Iterator[_Candidate]:
+    """Hosts by name where anything names them for these ranks; else, where known hosts hold equal runs of ranks, the
+    runs that nobody names."""
+    names: dict[int, str] = {}
+    for fact in case.facts("place"):
+        if fact.rank >= 0 and fact.host and fact.label("unit", unit) == unit:
+            names[fact.rank] = fact.host
+    names |= {rank.head.rank: rank.head.host for rank in case.joined.ranks if rank.head.unit == unit and rank.head.host}
+    by_host: dict[str, list[int]] = {}
+    for rank, name in sorted(names.items()):
+        by_host.setdefault(name, []).append(rank)
+    for name, ranks in by_host.items():
+        yield ranks, f"host {name}", name
+    size = max(map(len, by_host.values()), default=0)
+    aligned = (
+        {ranks[0] // size for ranks in by_host.values() if ranks[-1] // size == ranks[0] // size} if size else set()
+    )
+    if size > 1 and world % size == 0 and len(aligned) == len(by_host):
+        for number in sorted(set(range(world // size)) - aligned):
+            ranks = list(range(number * size, (number + 1) * size))
+            yield ranks, f"the host of {ranks_text(ranks)}", ""
+
+
+def _stages(case: Case, unit: str) -> Iterator[_Candidate]:
+    """Pipeline stages, by the groups that run through all of them."""
+    stages: dict[int, set[int]] = {}
+    for rank in case.joined.ranks:
+        for key, members in rank.head.groups.items() if rank.head.unit == unit else ():
+            axis = key.partition(":")[0].lower()
+            if axis in {"pp", "mesh_pp"} or axis.startswith("pipeline"):
+                for number, member in enumerate(members):
+                    stages.setdefault(number, set()).add(member)
+    # A list that holds one rank twice is of groups that are no stages of one pipeline.
+    if sum(map(len, stages.values())) == len(set().union(*stages.values())) if stages else False:
+        for number, ranks in sorted(stages.items()):
+            yield sorted(ranks), f"pipeline stage {number}", ""
+
+
+def _runs(missing: set[int], world: int) -> Iterator[_Candidate]:
+    """Runs of missing ranks that begin and end where hosts do, if hosts hold equal runs of ranks."""
+    rest = sorted(missing)
+    while rest:
+        run = [rest[0]]
+        while len(run) < len(rest) and rest[len(run)] == run[0] + len(run):
+            run.append(rest[len(run)])
+        if run[0] % len(run) == 0 and world % len(run) == 0 and len(run) < world:
+            yield run, ranks_text(run), ""
+        rest = rest[len(run) :]
+
+
+def _expected(case: Case, block: Block) -> bool:
+    """Whether a record of these ranks should be here although nobody waits for them: everybody else's is, of a kind
+    that every rank writes by itself, and they are no more than half."""
+    ranks = [rank for rank in case.joined.ranks if rank.head.unit == block.unit]
+    world = max(rank.head.world for rank in ranks)
+    others = {rank for one in blocks(case) if one.unit == block.unit for rank in one.ranks}
+    whole = len(ranks) + len(others) == world and 2 * len(others) <= world
+    return whole and all(rank.format in _ALL_WRITE for rank in ranks)
+
+
+def waited_for(case: Case, block: Block) -> list[str]:
+    """Who waits for a block's ranks in calls that are open, in words."""
+    joined = case.joined
+    found = []
+    for stall in case.stalls:
+        group = joined.groups[stall.group]
+        lacks = sorted(set(group.missing) & set(block.ranks))
+        if group.unit == block.unit and lacks:
+            inside = [rank for rank, one in case.board[stall.group].items() if one.open]
+            found.append(f"{case.group(stall.group)}: {ranks_text(inside)} in call {stall.call}; {ranks_text(lacks)}"
+                         f" {'has' if len(lacks) == 1 else 'have'} no record")  # fmt: skip
+    for who, row in sorted(case.fronts.items()):
+        peer = int(joined.rows.peer[row])
+        if joined.ops[joined.rows.op[row]] in P2P and peer in block.ranks and joined.ranks[who].head.unit == block.unit:
+            found.append(f"{case.name(who)} waits in a {joined.ops[joined.rows.op[row]]} with rank {peer}")
+    return found
+
+
+def _finding(case: Case, block: Block, waits: list[str]) -> Finding:
+    count = len(block.ranks)
+    shared = block.words.startswith(("host", "the host", "pipeline"))
+    about = "" if ranks_text(block.ranks) in block.words else f" ({ranks_text(block.ranks)})"
+    whose = f" of {block.unit}" if block.unit else ""
+    first = f"{len([r for r in case.joined.ranks if r.head.unit == block.unit])} other ranks{whose} have records"
+    return Finding(
+        class_="undecided",
+        summary=f"{block.words}{about}{whose}: none of {'its' if shared else 'these'} {count} ranks has a record."
+        " Either they are gone together, or what they wrote was not collected",
+        original_fault=Fault(unit=block.unit, host=block.host),
+        first_reporter="those who wait for it" if waits else "",
+        confidence=0.5 if waits else 0.3,
+        decided=False,
+        evidence=(first, *waits[:6]),
+        would_decide="whether that host answers and the processes of these ranks still run; if they do, their records"
+        " beside these",
+        next=f"ping and ssh to {block.host or 'that host'}; ps for its ranks; fetch what they wrote",
+        recovery="restart group" if waits else "none",
+    )
+
+
+def of_groups(case: Case, known: set[int]) -> dict[tuple[str, int], list[str]]:
+    """Members without a record that a stuck group lacks, where no known one explains it."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for stall in case.stalls:
+        group = case.joined.groups[stall.group]
+        explained = any(one.who in known or one.enqueued < stall.call for one in case.board[stall.group].values())
+        if group.missing and not explained:
+            for rank in group.missing:
+                found.setdefault((group.unit, rank), []).append(
+                    f"{case.group(stall.group)}: every rank with a record entered call {stall.call};"
+                    f" rank {rank} has no record"
+                )
+    # A missing rank is missing from every group: those that only share groups with it are not named beside it.
+    most = max((len(why) for why in found.values()), default=0)
+    return {key: why for key, why in found.items() if len(why) == most}
+
+
+def exit_of(case: Case, rank: int) -> Fact | None:
+    """What is known of the end of a rank's process."""
+    return next((fact for fact in case.facts("exit") if fact.rank == rank), None)
+
+
+def each(case: Case, lacking: dict[tuple[str, int], list[str]], reporter: str) -> Iterator[Finding]:
+    """Ranks without a record that all others wait for, one by one, where they are not missing together."""
+    together = {(block.unit, rank) for block in blocks(case) for rank in block.ranks}
+    for (unit, rank), why in lacking.items():
+        if (unit, rank) not in together:
+            yield _one(case, unit, rank, why, reporter, exit_of(case, rank))
+
+
+def _one(case: Case, unit: str, rank: int, why: list[str], reporter: str, gone: Fact | None) -> Finding:
+    closed = [fact.text for fact in case.facts("error", "peer_closed")][:2]
+    return Finding(
+        class_="dead_rank",
+        summary=f"rank {rank} has no record and every other member of its groups waits for it",
+        original_fault=Fault(ranks=(rank,), unit=unit),
+        cause="host",
+        first_reporter=reporter,
+        confidence=0.9 if gone or closed else 0.75,
+        evidence=(*([gone.text] if gone else []), *why[:6], *closed),
+        would_decide="" if gone else "its process's state: it may have died, or live and not be able to write",
+        next=f"the log of rank {rank}, and whether its process still runs",
+        recovery="restart group",
+    )

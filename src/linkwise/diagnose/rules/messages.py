@@ -1,0 +1,94 @@
+"""Sends and receives that do not come to an end: who is waited for? `hang.py` asks; no rule by itself."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from linkwise.diagnose.case import Case
+from linkwise.diagnose.rules.whereabouts import Why
+from linkwise.diagnose.types import Finding
+from linkwise.trace.calls import DONE
+from linkwise.trace.joined import P2P
+
+MOST = 8  # waits that are told of one rank
+
+
+def _open(case: Case) -> list[int]:
+    """Rows of messages that are not over and whose peer is known."""
+    rows = case.joined.rows
+    p2p = np.isin(rows.op, [case.joined.op(name) for name in P2P])
+    return np.flatnonzero(p2p & (rows.state != DONE) & (rows.peer >= 0)).tolist()
+
+
+def awaited(case: Case) -> dict[int | tuple[str, int], list[Why]]:
+    """Who is waited for in a message and waits for nothing itself, by place, or has no record, by unit and rank."""
+    joined = case.joined
+    places = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(joined.ranks)}
+    found: dict[int | tuple[str, int], list[Why]] = {}
+    for row in _open(case):
+        who, peer = int(joined.rows.who[row]), int(joined.rows.peer[row])
+        unit = joined.ranks[who].head.unit
+        place = places.get((unit, peer))
+        if place is not None and place in case.waiting:
+            continue
+        key: int | tuple[str, int] = (unit, peer) if place is None else place
+        op = joined.ops[joined.rows.op[row]]
+        there = "has no record" if place is None else "waits for nothing"
+        why = found.setdefault(key, [])
+        if len(why) < MOST:
+            why.append(Why(f"{case.name(who)} waits in a {op} with rank {peer}, which {there}", -1, op == "recv"))
+    return found
+
+
+def unmoved(case: Case) -> Iterator[Finding]:
+    """Messages both of whose ends wait: for each other's turn, or for the bytes."""
+    joined = case.joined
+    rows, opened = joined.rows, _open(case)
+    if not opened:
+        return
+    places = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(joined.ranks)}
+    waits = {
+        int(rows.who[row]): (row, places.get((joined.ranks[rows.who[row]].head.unit, int(rows.peer[row])), -1))
+        for row in opened
+        if case.fronts.get(int(rows.who[row])) == row
+    }
+    call = np.repeat(np.arange(joined.calls), np.diff(joined.first))
+    lines = [
+        f"{case.name(who)} stands in a {joined.ops[rows.op[row]]} with rank {int(rows.peer[row])}"
+        for who, (row, _) in sorted(waits.items())
+    ]
+    ring = _ring({who: peer for who, (_, peer) in waits.items()})
+    same = [who for who in ring if call[waits[who][0]] == call[waits[ring[(ring.index(who) + 1) % len(ring)]][0]]]
+    if ring and not same:
+        yield Finding(
+            class_="control_divergence",
+            summary="ranks wait for each other in different messages: " + ", ".join(case.name(who) for who in ring),
+            cause="software",
+            confidence=0.7,
+            evidence=tuple(lines[:MOST]),
+            next="py-spy dump of these ranks: the first decision that differs is above these calls",
+            recovery="restart group",
+        )
+    elif lines:
+        yield Finding(
+            class_="hang",
+            summary=f"{lines[0]}, which waits too: no message moves, and nobody is known to be behind",
+            confidence=0.5,
+            decided=False,
+            evidence=tuple(lines[:MOST]),
+            would_decide="stacks of these ranks; device and network counters of their hosts",
+            next="nvidia-smi -q and the NIC counters of every host; py-spy dump of every rank",
+            recovery="restart group",
+        )
+
+
+def _ring(waits: dict[int, int]) -> list[int]:
+    """Records of which each waits for the next, and the last for the first; [] when there are none."""
+    for start in sorted(waits):
+        path, here = [start], waits[start]
+        while here in waits and here not in path:
+            path.append(here)
+            here = waits[here]
+        if here in path:
+            return path[path.index(here) :]
+    return []
