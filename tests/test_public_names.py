@@ -6,9 +6,9 @@ import sys
 import linkwise
 
 CALLS = {"fit", "plan", "explain", "compare", "handoff", "models", "hardware", "engines", "load", "save"}
-CALLS |= {"traffic", "place", "diagnose", "simulate", "capacity", "autoscale"}
+CALLS |= {"traffic", "place", "diagnose", "simulate", "capacity", "autoscale", "launch"}
 VALUES = {"Fit", "Placement", "Plan", "NoPlan", "__version__"}
-ERRORS = {"LinkwiseError", "InputError", "NotUnderstood", "Undecidable"}
+ERRORS = {"LinkwiseError", "InputError", "NotUnderstood", "Refused", "Undecidable"}
 
 
 def test_the_public_names() -> None:

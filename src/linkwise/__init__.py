@@ -26,9 +26,10 @@ if TYPE_CHECKING:
         traffic,
     )
     from linkwise.api_diagnose import diagnose
+    from linkwise.api_launch import launch
     from linkwise.api_place import Placement, place
     from linkwise.api_simulate import autoscale, capacity, simulate
-    from linkwise.core.errors import InputError, LinkwiseError, NotUnderstood, Undecidable
+    from linkwise.core.errors import InputError, LinkwiseError, NotUnderstood, Refused, Undecidable
 
 __all__ = [
     "Fit",
@@ -38,6 +39,7 @@ __all__ = [
     "NotUnderstood",
     "Placement",
     "Plan",
+    "Refused",
     "Undecidable",
     "__version__",
     "autoscale",
@@ -49,6 +51,7 @@ __all__ = [
     "fit",
     "handoff",
     "hardware",
+    "launch",
     "load",
     "models",
     "place",
@@ -61,11 +64,12 @@ _HOMES = {
     "Placement": "api_place",
     "place": "api_place",
     "diagnose": "api_diagnose",
+    "launch": "api_launch",
     "autoscale": "api_simulate",
     "capacity": "api_simulate",
     "simulate": "api_simulate",
 }
-_ERRORS = ("InputError", "LinkwiseError", "NotUnderstood", "Undecidable")
+_ERRORS = ("InputError", "LinkwiseError", "NotUnderstood", "Refused", "Undecidable")
 
 
 def __getattr__(name: str) -> Any:

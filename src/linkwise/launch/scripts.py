@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from linkwise.launch.types import STAND_IN, Deployment, Process
+from linkwise.launch.types import STAND_IN, Deployment, Process, stand_in
 
 HOSTS = "hosts.env"
 _HEAD = "#!/usr/bin/env bash\n"
@@ -57,6 +57,21 @@ def _hosts(made: Deployment) -> str:
     return f". ./{HOSTS}\n{needed}"
 
 
+def file_name(made: Deployment, name: str) -> str:
+    """What a file beside the commands is written as: with addresses to fill in, a template of itself."""
+    return f"{name}.in" if STAND_IN.search(made.files[name]) else name
+
+
+def _filled(made: Deployment, one: Process) -> str:
+    """Lines that make the files a command names from their templates."""
+    lines = ""
+    for name in made.files:
+        if name in one.command and file_name(made, name) != name:
+            swaps = "".join(f"text=${{text//'{stand_in(node)}'/$HOST_{node}}}\n" for node in made.hosts)
+            lines += f"text=$(<{name}.in)\n{swaps}printf '%s\\n' \"$text\" >{name}\n"
+    return lines
+
+
 def _here(up: str = "") -> str:
     return f'cd "$(dirname "${{BASH_SOURCE[0]}}"){up}"\n'
 
@@ -68,7 +83,9 @@ def process(made: Deployment, one: Process) -> str:
         pairs = ", ".join(f"{rank} on {device}" for rank, device in zip(one.ranks, one.devices, strict=True))
         what += f": the plan's ranks on the node's devices: {pairs}"
     exports = "".join(f"export {name}={quoted(value)}\n" for name, value in sorted(one.environment.items()))
-    return f"{_HEAD}{what}\n{_STRICT}{_here('/..')}{_hosts(made)}{exports}exec {line(one.command)}\n"
+    return (
+        f"{_HEAD}{what}\n{_STRICT}{_here('/..')}{_hosts(made)}{_filled(made, one)}{exports}exec {line(one.command)}\n"
+    )
 
 
 def start(made: Deployment) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes, write_bytes
 from linkwise.core.schema import decode_json, encode_json
-from linkwise.launch.scripts import HOSTS, open_hosts, scripts
+from linkwise.launch.scripts import HOSTS, file_name, open_hosts, scripts
 from linkwise.launch.types import Deployment
 
 DEPLOYMENT = "deployment.json"
@@ -18,7 +18,8 @@ def write(made: Deployment, folder: str | Path, extra: dict[str, str] | None = N
     Raises InputError for a folder that holds something else, or cannot be written.
     """
     at = Path(folder)
-    found = {**scripts(made), **made.files, **(extra or {}), "README.md": _readme(made, extra or {})}
+    beside = {file_name(made, name): text for name, text in made.files.items()}
+    found = {**scripts(made), **beside, **(extra or {}), "README.md": _readme(made, extra or {})}
     try:
         at.mkdir(parents=True, exist_ok=True)
         others = [p.name for p in at.iterdir()]

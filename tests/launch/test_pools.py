@@ -1,0 +1,120 @@
+"""Prefill and decode pools: the pair where the handoff puts it, the rest on whole parts of nodes, a router in front.
+
+Flags as the engines' documents have them: vLLM's NixlConnector usage guide, SGLang's PD disaggregation page,
+TensorRT-LLM's disaggregated serving page, vllm-router's README.
+"""
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import linkwise
+from linkwise.answers import Handoff
+from linkwise.api_launch import launch
+from linkwise.core.errors import InputError, Refused
+from linkwise.core.files import parse_yaml_object
+from linkwise.engine.registry import parse_command
+from linkwise.launch.types import Deployment
+from linkwise.launch.write import write
+from linkwise.plan.handoff_types import HandoffOptions
+
+
+def pools(engine: str, prefill_tp: int, decode_tp: int, on: str = "4x8xh100-sxm") -> Handoff:
+    return linkwise.handoff(
+        "llama-3.3-70b", on, prompt=4000, prefill_tp=prefill_tp, decode_tp=decode_tp, engine=engine, rate="4/s", osl=300
+    )
+
+
+def sums(made: Deployment, found: Handoff) -> None:
+    used = Counter((p.node, d) for p in made.processes for d in p.devices)
+    assert set(used.values()) == {1}
+    verdict = found.verdict
+    assert verdict is not None
+    assert Counter(g.role for g in made.groups) == {"prefill": verdict.prefill_groups, "decode": verdict.decode_groups}
+    assert len(used) == sum(g.layout.size for g in made.groups)
+    for side in ("prefill", "decode"):
+        first = next(g for g in made.groups if g.name == f"{side}-0")
+        assert first.devices == tuple(r.device for r in found.ranks if r.side == side)
+    for p in made.processes:
+        if p.devices:
+            layout = next(g.layout for g in made.groups if g.name == p.group)
+            assert parse_command(list(p.command), files=made.files).layout == layout
+
+
+def test_vllm_pools_over_nixl() -> None:
+    found = pools("vllm", 4, 8)
+    made = launch(found)
+    sums(made, found)
+    router = made.processes[0]
+    assert router.command[:2] == ("vllm-router", "--vllm-pd-disaggregation")
+    doors = {"--prefill": "prefill", "--decode": "decode"}
+    for flag, role in doors.items():
+        named = [router.command[at + 1] for at, word in enumerate(router.command) if word == flag]
+        assert named == [p.url for p in made.serving(role)]  # type: ignore[arg-type]
+    for p in made.processes[1:]:
+        transfer = json.loads(p.command[p.command.index("--kv-transfer-config") + 1])
+        assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        assert p.environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == p.host
+        assert p.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(p.ports["nixl"])
+    taken = Counter((p.node, port) for p in made.processes for port in p.ports.values())
+    assert set(taken.values()) == {1}
+
+
+def test_sglang_pools_over_mooncake() -> None:
+    found = pools("sglang", 4, 4)
+    made = launch(found)
+    sums(made, found)
+    prefill = made.serving("prefill")
+    assert all("--disaggregation-mode prefill" in " ".join(p.command) for p in prefill)
+    words = made.processes[0].command
+    assert words[3] == "--pd-disaggregation"
+    pairs = [words[at + 1 : at + 3] for at, word in enumerate(words) if word == "--prefill"]
+    assert pairs == [(p.url, str(p.ports["bootstrap"])) for p in prefill]
+
+
+def test_trtllm_pools_behind_its_disaggregated_server(tmp_path: Path) -> None:
+    found = pools("trtllm", 4, 8)
+    made = launch(found)
+    sums(made, found)
+    context = parse_yaml_object(made.files["prefill.yaml"], where="prefill.yaml")
+    assert context["disable_overlap_scheduler"] is True
+    assert context["cache_transceiver_config"] == {"backend": "DEFAULT", "max_tokens_in_buffer": 4000}
+    front = parse_yaml_object(made.files["trtllm-front.yaml"], where="front")
+    assert front["context_servers"]["num_instances"] == len(front["context_servers"]["urls"])
+    assert front["generation_servers"]["urls"] == [p.url.removeprefix("http://") for p in made.serving("decode")]
+    # Addresses that are not known yet are filled into files as into commands.
+    write(made, tmp_path / "d")
+    script = tmp_path / "d" / "processes" / "router.sh"
+    script.write_text(script.read_text().replace("exec trtllm-serve", "true"))
+    (tmp_path / "d" / "hosts.env").write_text("HOST_0=n0\nHOST_1=n1\nHOST_2=n2\nHOST_3=n3\n")
+    subprocess.run(["bash", str(script)], check=True)
+    text = (tmp_path / "d" / "trtllm-front.yaml").read_text()
+    assert parse_yaml_object(text, where="front")["generation_servers"]["urls"] == ["n1:8100"]
+
+
+def test_dynamo_workers_say_their_role() -> None:
+    made = launch(pools("vllm", 4, 8), engine="dynamo")
+    modes = Counter(p.command[p.command.index("--disaggregation-mode") + 1] for p in made.processes if p.devices)
+    assert modes == Counter(g.role for g in made.groups)
+    assert made.processes[0].command[:3] == ("python3", "-m", "dynamo.frontend")
+
+
+def test_pools_that_cannot_be_written_are_refused() -> None:
+    found = pools("vllm", 4, 8)
+    with pytest.raises(Refused, match="pools planned for vllm with nixl"):
+        launch(found, engine="sglang")
+    with pytest.raises(Refused, match="connector p2p_nccl is not written"):
+        launch(msgspec.structs.replace(found, connector="p2p_nccl"))
+    unequal = linkwise.handoff(
+        "llama-3.3-70b", "4x8xh100-sxm", prompt=4000, prefill_tp=4, decode_tp=8, engine="vllm", rate="4/s",
+        factors=HandoffOptions(connector="p2p_nccl"),
+    )  # fmt: skip
+    with pytest.raises(Refused, match="needs equal tp"):
+        launch(unequal)
+    moved = msgspec.structs.replace(found, ranks=tuple(msgspec.structs.replace(r, device=0) for r in found.ranks))
+    with pytest.raises(InputError, match="ranks of decode"):
+        launch(moved)
