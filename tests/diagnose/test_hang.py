@@ -136,3 +136,92 @@ def test_a_hang_in_messages_alone_is_followed_to_who_waits_for_nothing():
     assert named(diagnose(evidence(rows, groups, world=3))) == [("stopped_rank", (1,), True)]
     del rows[1]
     assert named(diagnose(evidence(rows, groups, world=3))) == [("dead_rank", (1,), True)]
+
+
+def enqueued(count, first_open, states, *, group="tp", at_ms=0):
+    """Calls 0 .. count-1 of a rank, those from `first_open` on in the states given, all of them enqueued at once."""
+    rows = []
+    for row in calls(count, group=group):
+        state = states[row.sequence - first_open] if row.sequence >= first_open else "done"
+        begin = row.created_ns + at_ms * MS
+        rows.append(
+            row._replace(
+                created_ns=begin, started_ns=0 if state == "scheduled" else begin,
+                ended_ns=begin + MS if state == "done" else 0, state=state,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def test_a_device_that_does_not_start_what_its_peers_started():
+    # All four enqueued calls 5 and 6. Three devices are in call 5; that of rank 2 has not begun it.
+    rows = {rank: enqueued(7, 5, ("started", "scheduled")) for rank in (0, 1, 3)}
+    rows[2] = enqueued(7, 5, ("scheduled", "scheduled"))
+    found = diagnose(evidence(rows, FOUR, world=4, transport="nccl"))
+    assert named(found) == [("device_error", (2,), True)]
+    assert "its device does not start" in found.findings[0].summary
+    assert "ranks 0, 1, 3 started call 5" in found.findings[0].evidence[0]
+
+
+def test_a_device_that_waits_in_another_group_is_passed_through():
+    # Rank 2 has not begun call 5 of "tp" because it is in call 3 of "dp", where rank 4's device has not come.
+    groups = {"tp": (0, 1, 2, 3), "dp": (2, 4, 5)}
+    rows = {rank: enqueued(6, 5, ("started",)) for rank in (0, 1, 3)}
+    rows[2] = [*enqueued(6, 5, ("scheduled",)), *enqueued(4, 3, ("started",), group="dp")]
+    rows[4] = enqueued(4, 3, ("scheduled",), group="dp")
+    rows[5] = enqueued(4, 3, ("started",), group="dp")
+    found = diagnose(evidence(rows, groups, world=6, transport="nccl"))
+    assert named(found) == [("device_error", (4,), True)]
+
+
+def test_starts_that_nobody_records_name_nobody():
+    # Without timing NCCL's recorder has no starts: scheduled until completed. Nobody is behind.
+    without = [row._replace(started_ns=0) for row in enqueued(6, 5, ("scheduled",))]
+    rows = dict.fromkeys(range(4), without)
+    found = diagnose(evidence(rows, FOUR, world=4, transport="nccl"))
+    assert named(found) == [("hang", (), False)]
+
+
+def test_the_recorders_own_count_of_starts_says_the_same():
+    # Dumps of open calls alone; counts: all enqueued 9 and completed 7, three started 8, rank 1 started 7.
+    one = calls(9)[-1]._replace(sequence=8, started_ns=0, ended_ns=0, state="scheduled")
+    base = evidence({rank: [one] for rank in range(4)}, FOUR, world=4, transport="nccl")
+    ranks = [
+        msgspec.structs.replace(rank, marks=(Mark("tp", 9, 7 if rank.head.rank == 1 else 8, 7),), only_open=True)
+        for rank in base.trace.ranks
+    ]
+    found = diagnose(Evidence(trace=msgspec.structs.replace(base.trace, ranks=tuple(ranks))))
+    assert named(found) == [("device_error", (1,), True)]
+
+
+def test_an_undecided_hang_names_the_oldest_open_call_and_its_group():
+    # Every rank is in call 5 of "all"; behind it calls 6 of "all" and 2 and 3 of the pairs are enqueued. Nobody lags.
+    groups = {"p01": (0, 1), "p23": (2, 3), "all": (0, 1, 2, 3)}
+    rows = {
+        rank: [
+            *enqueued(4, 2, ("scheduled", "scheduled"), group="p01" if rank < 2 else "p23", at_ms=500),
+            *enqueued(7, 5, ("scheduled", "scheduled"), group="all"),
+        ]
+        for rank in range(4)
+    }
+    (one,) = diagnose(evidence(rows, groups, world=4, transport="nccl")).findings
+    assert (one.class_, one.decided) == ("hang", False)
+    assert "ranks 0 to 3 entered call 5 of group all" in one.summary
+
+
+def test_a_stopped_rank_is_told_by_the_call_the_others_stand_in():
+    # Three ranks enqueued calls 5 to 7; rank 3 made none of them.
+    rows = {rank: enqueued(8, 5, ("scheduled",) * 3) for rank in range(3)} | {3: calls(5)}
+    found = diagnose(evidence(rows, FOUR, world=4, transport="nccl"))
+    assert named(found) == [("stopped_rank", (3,), True)]
+    assert "ranks 0 to 2 in call 5, rank 3 entered 4" in found.findings[0].evidence[0]
+
+
+def test_two_that_receive_from_each_other_took_different_decisions():
+    rows = {0: messages(1, "recv", 3, open_last=True), 1: messages(0, "recv", 3, open_last=True)}
+    assert named(diagnose(evidence(rows, {"pp": (0, 1)}, world=2))) == [("control_divergence", (), True)]
+
+
+def test_a_message_with_both_ends_there_is_not_decided():
+    rows = {0: messages(1, "send", 3, open_last=True), 1: messages(0, "recv", 3, open_last=True)}
+    assert named(diagnose(evidence(rows, {"pp": (0, 1)}, world=2))) == [("hang", (), False)]

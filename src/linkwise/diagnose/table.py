@@ -19,10 +19,11 @@ def rows(case: Case) -> tuple[Row, ...]:
     waited = gaps = moved = None
     if t is not None and count:
         call = np.repeat(np.arange(joined.calls), np.diff(joined.first))
-        apart = np.where(t.arrive > 0, np.maximum(t.last[call] - t.arrive, 0), 0)
-        waited = np.bincount(who, weights=apart, minlength=count) / 1e9
+        known = (t.arrive > 0) & ~t.apart[call]
+        before = np.where(known, np.maximum(t.last[call] - t.arrive, 0), 0)
+        waited = np.bincount(who, weights=before, minlength=count) / 1e9
         gaps = np.bincount(who, weights=np.maximum(t.gap, 0), minlength=count) / 1e9
-        after = np.where((joined.rows.ended_ns > 0) & (t.arrive > 0), t.leave - np.maximum(t.last[call], t.arrive), 0)
+        after = np.where((joined.rows.ended_ns > 0) & known, t.leave - np.maximum(t.last[call], t.arrive), 0)
         moved = np.bincount(who, weights=np.maximum(after, 0), minlength=count) / 1e9
     errors, transports, last = _errors(case), _transports(case), _last(case)
     places = _by_rank(case.facts("place"))

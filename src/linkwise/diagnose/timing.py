@@ -37,7 +37,8 @@ class Line(NamedTuple):
 
 class Timing(NamedTuple):
     """Times of a trace. Per row of `Joined.rows`: arrive, leave (0 = not known), gap (-1 = not known). Per call: last
-    arrival, its record, the wait that is charged (from when half the members were there), moved (-1 = not known).
+    arrival, its record (-1 = not known), the wait that is charged (from when half the members were there), moved (-1 =
+    not known), apart: whether its members' times cannot be compared.
 
     own_ns, calls: by record, waiting of others that its own time caused, and in how many calls; moved_ns: by group,
     waiting that its moving caused; elapsed_ns: of the whole trace, or of its steps where it has some: what was idle
@@ -51,6 +52,7 @@ class Timing(NamedTuple):
     lead: Ints
     wait: Ints
     moved: Ints
+    apart: npt.NDArray[np.bool_]
     own_ns: Floats
     own_calls: Ints
     moved_ns: Floats
@@ -72,11 +74,11 @@ def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
     sizes = np.diff(joined.first)
     call = np.repeat(np.arange(joined.calls), sizes)
     whole = _whole(joined, arrive, call)
-    if island:
-        on = np.asarray(island, np.int64)[rows.who]
-        whole &= np.minimum.reduceat(on, first) == np.maximum.reduceat(on, first)
+    on = np.asarray(island or (0,) * len(joined.ranks), np.int64)[rows.who]
+    apart = np.minimum.reduceat(on, first) != np.maximum.reduceat(on, first)
+    whole &= ~apart
     last = np.maximum.reduceat(arrive, first)
-    lead = _lead(rows.who, arrive, last[call], call, joined.calls)
+    lead = np.where(apart, -1, _lead(rows.who, arrive, last[call], call, joined.calls))
     leave = _leave(joined, arrive, last, call, whole)
     gap = _gaps(joined, arrive, leave)
     # Rows in the order of their arrival: of each call the one with which half are there (of two, the first), the last.
@@ -99,7 +101,7 @@ def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
     waits = _Waits(wait, last, lead, gap[final], gap[middle])
     own, count, through, lost = _follow(joined, lines, waits)
     return Timing(
-        arrive, leave, gap, last, lead, wait, moved, own, count, through, max(1, elapsed), lost
+        arrive, leave, gap, last, lead, wait, moved, apart, own, count, through, max(1, elapsed), lost
     )  # fmt: skip
 
 

@@ -45,7 +45,9 @@ def blocks(case: Case) -> list[Block]:
         known = {rank.head.rank for rank in case.joined.ranks if rank.head.unit == unit}
         world = max(rank.head.world for rank in case.joined.ranks if rank.head.unit == unit)
         missing = set(range(min(world, MOST_RANKS))) - known
-        for ranks, words, host in (*_hosts(case, unit, world), *_stages(case, unit), *_runs(missing, world)):
+        by_host = _by_host(case, unit)
+        named = [(ranks, f"host {name}", name) for name, ranks in by_host.items()]
+        for ranks, words, host in (*named, *_stages(case, unit), *_unnamed(by_host, world), *_runs(missing, world)):
             if len(ranks) > 1 and set(ranks) <= missing:
                 found.append(Block(unit, tuple(ranks), words, host))
                 missing -= set(ranks)
@@ -55,9 +57,8 @@ def blocks(case: Case) -> list[Block]:
 _Candidate = tuple[list[int], str, str]  # ranks, words, host
 
 
-def _hosts(case: Case, unit: str, world: int) -> Iterator[_Candidate]:
-    """Hosts by name where anything names them for these ranks; else, where known hosts hold equal runs of ranks, the
-    runs that nobody names."""
+def _by_host(case: Case, unit: str) -> dict[str, list[int]]:
+    """Ranks of a unit by host, as far as anything names it."""
     names: dict[int, str] = {}
     for fact in case.facts("place"):
         if fact.rank >= 0 and fact.host and fact.label("unit", unit) == unit:
@@ -66,8 +67,11 @@ def _hosts(case: Case, unit: str, world: int) -> Iterator[_Candidate]:
     by_host: dict[str, list[int]] = {}
     for rank, name in sorted(names.items()):
         by_host.setdefault(name, []).append(rank)
-    for name, ranks in by_host.items():
-        yield ranks, f"host {name}", name
+    return by_host
+
+
+def _unnamed(by_host: dict[str, list[int]], world: int) -> Iterator[_Candidate]:
+    """Where known hosts hold equal runs of ranks, the runs of hosts that nobody names."""
     size = max(map(len, by_host.values()), default=0)
     aligned = (
         {ranks[0] // size for ranks in by_host.values() if ranks[-1] // size == ranks[0] // size} if size else set()
