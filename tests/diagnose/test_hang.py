@@ -225,3 +225,14 @@ def test_two_that_receive_from_each_other_took_different_decisions():
 def test_a_message_with_both_ends_there_is_not_decided():
     rows = {0: messages(1, "send", 3, open_last=True), 1: messages(0, "recv", 3, open_last=True)}
     assert named(diagnose(evidence(rows, {"pp": (0, 1)}, world=2))) == [("hang", (), False)]
+
+
+def test_a_rank_that_is_known_to_be_stopped_is_no_witness():
+    # Rank 1 was stopped inside its third receive, or third call; rank 0, which went on meanwhile, is in none.
+    stopped = Fact("missing", "stopped", rank=1, text="rank 1 is stopped", labels=(("unit", "u"),))
+    units = {0: "u", 1: "u"}
+    by_message = {0: messages(1, "send", 2, open_last=False), 1: messages(0, "recv", 3, open_last=True)}
+    by_call = {0: calls(2, group="pp"), 1: calls(3, open_last=True, group="pp")}
+    for rows in (by_message, by_call):
+        given = evidence(rows, {"pp": (0, 1)}, world=2, units=units)
+        assert named(diagnose(msgspec.structs.replace(given, facts=(stopped,)))) == [("stopped_rank", (1,), True)]

@@ -5,7 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.timing import Floats
+from linkwise.trace.calls import Ints
 from linkwise.trace.events import RankTrace
+from linkwise.trace.joined import LOCAL, Joined
 
 LEAST = 5  # steps, for a middle to mean something
 
@@ -30,3 +32,17 @@ def own_times(rank: RankTrace) -> Own:
     known = (place < len(number)) & (number[np.minimum(place, len(number) - 1)] == calls.step)
     spent = np.bincount(place[known], weights=inside[known], minlength=len(number))
     return Own(number, np.maximum(length - spent, 0.0))
+
+
+def work_ns(joined: Joined) -> Ints:
+    """How long each row of `Joined.alone` was at work, in ns: without a device's waits for its next launch where the
+    record knows them; 0 for rows that are no own work."""
+    rows = joined.alone
+    work = (rows.op == joined.op(LOCAL)) & (rows.started_ns > 0)
+    found: Ints = np.where(work, np.maximum(rows.ended_ns - rows.started_ns, 0), 0)
+    for who, rank in enumerate(joined.ranks):
+        if rank.busy_ns:
+            mine = np.flatnonzero((rows.who == who) & work)
+            if len(mine) == len(rank.busy_ns):
+                found[mine] = rank.busy_ns
+    return found

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.progress import on_device
+from linkwise.diagnose.steps import work_ns
 from linkwise.diagnose.types import Finding
 from linkwise.trace.joined import LOCAL
 
@@ -48,7 +50,7 @@ def _work(case: Case) -> dict[int, _Work]:
     rows = case.joined.alone
     known = (rows.op == case.joined.op(LOCAL)) & (rows.started_ns > 0) & (rows.ended_ns > rows.started_ns)
     who, role = rows.who[known], rows.role[known]
-    length = (rows.ended_ns[known] - rows.started_ns[known]) / 1e9
+    length = work_ns(case.joined)[known] / 1e9
     found: dict[int, _Work] = {}
     order = np.lexsort((role, who))
     who, role, length = who[order], role[order], length[order]
@@ -81,6 +83,7 @@ def _workers(case: Case, work: dict[int, _Work]) -> Iterator[Finding]:
             class_="late_rank",
             summary=f"{case.name(who)} takes {own / usual:.2g} times as long for the same work as its peers",
             original_fault=case.fault(who),
+            cause="device" if on_device(case.joined, who) else "",
             confidence=min(0.95, 0.6 + 0.2 * (own / usual - 1)),
             waited_s=lost,
             evidence=tuple(

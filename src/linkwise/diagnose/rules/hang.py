@@ -27,9 +27,11 @@ def find(case: Case) -> Iterator[Finding]:
     yield from told.values()
     behind = _behind_on_device(case)
     idle = {place: why for place, why in _not_started(case).items() if place not in behind}
-    silent, alone = _silent(case)
+    # One that is stopped, or has ended, inside a call is no witness that others keep it waiting.
+    gone = {*told, *(place for place, one in enumerate(case.joined.ranks) if absent.exit_of(case, one.head.rank))}
+    silent, alone = _silent(case, gone)
     lacking = absent.of_groups(case, {*behind, *idle, *silent})
-    waits = messages.awaited(case)
+    waits = messages.awaited(case, gone)
     for place, why in waits.items():
         if isinstance(place, int):
             silent.setdefault(place, []).extend(why)
@@ -135,8 +137,9 @@ def _not_started(case: Case) -> dict[int, list[str]]:
     return found
 
 
-def _silent(case: Case) -> tuple[dict[int, list[Why]], list[Finding]]:
-    """Members that do not come; and where most of a group does not, that the few in the call may be the odd ones."""
+def _silent(case: Case, gone: set[int]) -> tuple[dict[int, list[Why]], list[Finding]]:
+    """Members that do not come; and where most of a group does not, that the few in the call may be the odd ones.
+    gone: records of ranks that are known to stand still."""
     found: dict[int, list[Why]] = {}
     alone: list[Finding] = []
     rows, ops = case.joined.rows, case.joined.ops
@@ -147,7 +150,9 @@ def _silent(case: Case) -> tuple[dict[int, list[Why]], list[Finding]]:
             for rank, one in members.items()
             if one.enqueued < stall.call and not one.open and one.who not in case.waiting
         }
-        inside = [rank for rank, other in members.items() if other.open]
+        inside = [rank for rank, other in members.items() if other.open and other.who not in gone]
+        if not inside:
+            continue
         if len(behind) > max(1, len(inside)):
             alone.append(_ahead(case, stall, inside, list(behind)))
             continue

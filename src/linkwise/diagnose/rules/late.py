@@ -13,11 +13,11 @@ from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.progress import on_device
 from linkwise.diagnose.rules.compute import like_its_peers
-from linkwise.diagnose.steps import LEAST, own_times
+from linkwise.diagnose.steps import LEAST, own_times, work_ns
 from linkwise.diagnose.timing import Timing
 from linkwise.diagnose.types import Cause, Fault, Finding
+from linkwise.trace.calls import Ints
 from linkwise.trace.facts import Fact
-from linkwise.trace.joined import LOCAL
 
 # A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long
 # as its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
@@ -345,7 +345,8 @@ def _longer(case: Case, t: Timing, who: int) -> float | None:
     """How much longer a rank's own recorded work takes than its peers', in ns (median) before each call it came last
     to; None where records name no work."""
     rows, first = case.joined.rows, case.joined.first
-    done = {place: _Work(case, place) for place in (who, *_peers(case, who))}
+    work = work_ns(case.joined)
+    done = {place: _Work(case, place, work) for place in (who, *_peers(case, who))}
     found = []
     for call in np.flatnonzero((t.lead == who) & (t.wait > 0))[-500:].tolist():
         took = {}
@@ -362,15 +363,11 @@ def _longer(case: Case, t: Timing, who: int) -> float | None:
 class _Work:
     """A record's own work in time."""
 
-    def __init__(self, case: Case, place: int) -> None:
+    def __init__(self, case: Case, place: int, work: Ints) -> None:
         alone = case.joined.alone
-        mine = (alone.who == place) & (alone.op == case.joined.op(LOCAL)) & (alone.started_ns > 0)
-        order = np.argsort(alone.started_ns[mine], kind="stable")
-        self._begin, took = alone.started_ns[mine][order], (alone.ended_ns - alone.started_ns)[mine][order]
-        busy = case.joined.ranks[place].busy_ns
-        if len(busy) == len(took):  # what the device did, without its waits for the next launch
-            took = np.asarray(busy, np.int64)[order]
-        self._sum = np.append(0, np.cumsum(np.maximum(took, 0)))
+        mine = np.flatnonzero((alone.who == place) & (work > 0))
+        mine = mine[np.argsort(alone.started_ns[mine], kind="stable")]
+        self._begin, self._sum = alone.started_ns[mine], np.append(0, np.cumsum(work[mine]))
 
     def within(self, begin: int, end: int) -> float:
         """Ns of work that began in a stretch of time."""

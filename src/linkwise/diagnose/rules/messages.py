@@ -20,8 +20,9 @@ def _open(case: Case) -> list[int]:
     return np.flatnonzero(p2p & (rows.state != DONE) & (rows.peer >= 0)).tolist()
 
 
-def awaited(case: Case) -> dict[int | tuple[str, int], list[Why]]:
-    """Who is waited for in a message and waits for nothing itself, by place, or has no record, by unit and rank."""
+def awaited(case: Case, gone: set[int]) -> dict[int | tuple[str, int], list[Why]]:
+    """Who is waited for in a message and waits for nothing itself, by place, or has no record, by unit and rank.
+    gone: records of ranks that are known to stand still."""
     joined = case.joined
     places = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(joined.ranks)}
     found: dict[int | tuple[str, int], list[Why]] = {}
@@ -29,7 +30,7 @@ def awaited(case: Case) -> dict[int | tuple[str, int], list[Why]]:
         who, peer = int(joined.rows.who[row]), int(joined.rows.peer[row])
         unit = joined.ranks[who].head.unit
         place = places.get((unit, peer))
-        if place is not None and place in case.waiting:
+        if who in gone or (place is not None and place in case.waiting):
             continue
         key: int | tuple[str, int] = (unit, peer) if place is None else place
         op = joined.ops[joined.rows.op[row]]
