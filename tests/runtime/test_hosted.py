@@ -1,6 +1,7 @@
 """Ranks that somebody else started: what becomes of them when one is stopped, the one that drives them included."""
 
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -12,8 +13,8 @@ from threading import Event, Thread
 
 import pytest
 
-from linkwise.runtime.control import Here
-from linkwise.runtime.worker import Patience, _listen, _State
+from linkwise.runtime.control import Here, Quit
+from linkwise.runtime.worker import Patience, _listen, _read, _State
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -57,6 +58,13 @@ def start(folder: Path) -> Iterator[Run]:
         process.communicate()
 
 
+def test_both_end_well_when_the_text_is_drawn(start: Run) -> None:
+    both = start("--layout", "pp=2", "--max-tokens", "4", "--check")
+    said = [one.communicate(timeout=WAIT_S) for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    assert "every call as planned" in said[0][0] and said[1][0] == ""
+
+
 def test_the_others_end_and_name_rank_0_when_it_is_stopped(start: Run) -> None:
     driver, other = start("--layout", "tp=2", "--max-tokens", "490", "--timeout", "6s")
     assert driver.stdout is not None and driver.stdout.read(1)
@@ -80,6 +88,23 @@ def test_too_few_ranks_are_told_once(start: Run) -> None:
     assert [one.returncode for one in both] == [2, 2]
     assert "rank 0: layout: 2 ranks, started by torchrun; expected 4 ranks" in said[0]
     assert said[1] == ""
+
+
+class Said:
+    """A driver's last words to a rank."""
+
+    def __init__(self, *words: object) -> None:
+        self.words = words
+
+    def messages(self) -> Iterator[object]:
+        yield from self.words
+
+
+@pytest.mark.parametrize(("words", "left"), [((Quit(), Here()), []), ((Here(),), [1]), ((), [1])])
+def test_a_rank_that_was_told_to_quit_leaves_in_order_whatever_comes_after_it(words: tuple[object, ...], left) -> None:
+    found: list[int] = []
+    _read(Said(*words), queue.SimpleQueue(), found.append, _State())  # type: ignore[arg-type]
+    assert found == left
 
 
 def listened(hear: bool) -> list[float]:

@@ -258,6 +258,7 @@ class LocalUnit:
             group.start()
             while self._obey(group, reader):
                 group.turn()
+            group.settle()
             group.close(kindly=group.idle and group.ready)
             return None
         except Over as over:

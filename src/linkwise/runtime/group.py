@@ -118,6 +118,12 @@ class Group:
         if now - self._looked >= TICK_S or self._ends.sign:
             self._look(now)
 
+    def settle(self) -> None:
+        """Let ranks finish what they are at, if that is soon: a text is done before the last of them is."""
+        deadline = time.monotonic() + GRACE_S
+        while self.ready and not self.idle and not self._ends.sign and time.monotonic() < deadline:
+            self._peers.poll(TICK_S)
+
     def close(self, *, kindly: bool) -> None:
         """Let the ranks end. kindly: in order, if they do not take long; else at once."""
         if kindly:
@@ -128,7 +134,10 @@ class Group:
 
     def bury(self, *, kindly: bool) -> None:
         """Returns when no rank is left."""
-        self.launched.reap(GRACE_S if kindly else 0.0)
+        deadline = time.monotonic() + (GRACE_S if kindly else 0.0)
+        if kindly:
+            self._peers.part(deadline)
+        self.launched.reap(max(0.0, deadline - time.monotonic()))
         self._peers.close()
 
     def _begin(self) -> None:

@@ -25,12 +25,14 @@ def lead(start: Start, spec: UnitSpec) -> LocalUnit:
     """The unit, on rank 0: once it is started, this process is a rank as well, in a thread of its own."""
     store = None if start.hosted else serve(start.host, start.port, spec.timeout_s)
 
-    def publish(host: str, port: int, token: str) -> None:
+    def publish(host: str, port: int, token: str) -> threading.Thread:
         meeting = _store(start, spec.timeout_s)
         meeting.set(_KEY, json.dumps([host, port, token]))
-        threading.Thread(
+        rank = threading.Thread(
             target=_rank, args=(start, host, port, token, store), name="linkwise-rank", daemon=True
-        ).start()
+        )  # fmt: skip
+        rank.start()
+        return rank
 
     return LocalUnit("run", spec, launched=lambda: Elsewhere(publish), host=start.host)
 

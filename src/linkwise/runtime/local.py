@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,14 +103,15 @@ class Processes:
 class Elsewhere:
     """Ranks that torchrun or Slurm started: their sockets tell all there is to know, and closing them ends them.
 
-    publish: tells them where the driver listens (host, port, token).
+    publish: tells them where the driver listens (host, port, token); returns the thread of the rank in this process.
     """
 
-    def __init__(self, publish: Callable[[str, int, str], None]) -> None:
+    def __init__(self, publish: Callable[[str, int, str], threading.Thread]) -> None:
         self._publish = publish
+        self._own: threading.Thread | None = None
 
     def start(self, host: str, port: int, token: str) -> None:
-        self._publish(host, port, token)
+        self._own = self._publish(host, port, token)
 
     def ended(self) -> dict[int, int]:
         return {}
@@ -124,7 +126,9 @@ class Elsewhere:
         """Closed sockets do it."""
 
     def reap(self, grace_s: float = 0.0) -> None:
-        """Their launcher does it."""
+        """Their launcher does it, except for this process's own: who leaves before it is done aborts in torch."""
+        if self._own is not None:
+            self._own.join(grace_s)
 
 
 def _cores() -> int:

@@ -63,6 +63,11 @@ class Peers:
         except Broken as error:
             self._lost(rank, str(error))
 
+    def part(self, deadline: float) -> None:
+        """Wait until then, by time.monotonic(), for the ranks to leave, once they were told to."""
+        for channel in self._channels.values():
+            channel.part(deadline)
+
     def close(self) -> None:
         for channel in (*self._channels.values(), *self._strangers):
             channel.close()

@@ -161,7 +161,7 @@ def _read(line: Line, inbox: "queue.SimpleQueue[ToRank]", leave: Callable[[int],
             state.heard += 1
             if not isinstance(message, Here):
                 inbox.put(message)
-            told = isinstance(message, Quit)
+            told |= isinstance(message, Quit)  # a sign of life may follow it
     if not told:
         leave(1)
 
