@@ -10,7 +10,7 @@ from linkwise.trace.calls import STARTED
 from linkwise.trace.clocks import Clocks, align
 from linkwise.trace.facts import Fact
 from linkwise.trace.gather import Evidence
-from linkwise.trace.joined import Joined, join
+from linkwise.trace.joined import Joined, join, moved
 
 
 class Case:
@@ -22,11 +22,17 @@ class Case:
 
     @cached_property
     def clocks(self) -> Clocks:
-        return align(self.evidence.trace)
+        return self._aligned[0]
 
     @cached_property
     def joined(self) -> Joined:
-        return join(self.evidence.trace, self.clocks.shift_ns)
+        return self._aligned[1]
+
+    @cached_property
+    def _aligned(self) -> tuple[Clocks, Joined]:
+        joined = join(self.evidence.trace)
+        clocks = align(self.evidence.trace, joined)
+        return clocks, moved(joined, clocks.shift_ns)
 
     @cached_property
     def timing(self) -> Timing | None:

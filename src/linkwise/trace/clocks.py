@@ -54,12 +54,15 @@ class _Place(NamedTuple):
     open: int
 
 
-def align(trace: Trace) -> Clocks:
-    """How far every record's clock is from that of the most. Records of one machine, or named host, share a clock."""
+def align(trace: Trace, joined: Joined | None = None) -> Clocks:
+    """How far every record's clock is from that of the most. Records of one machine, or named host, share a clock.
+
+    joined: the trace's calls, where they are joined already.
+    """
     clock = _clocks(trace)
     if len(set(clock)) < 2:
         return Clocks({}, None, by_ends=True, apart=(), unsure_ns={}, island=(0,) * len(clock))
-    joined = join(trace)
+    joined = join(trace) if joined is None else joined
     of = np.asarray(clock, np.int64)
     entries = np.bincount(of[joined.rows.who], minlength=max(clock) + 1)
     order = sorted(range(len(entries)), key=lambda one: -int(entries[one]))

@@ -86,7 +86,7 @@ def join(trace: Trace, shift_ns: dict[int, int] | None = None) -> Joined:
     ops: dict[str, int] = {}
     roles: dict[str, int] = {}
     dtypes: dict[str, int] = {}
-    parts: list[Rows] = []
+    parts: list[list[Ints]] = []
     for who, rank in enumerate(trace.ranks):
         calls = rank.calls
         places = []
@@ -102,7 +102,7 @@ def join(trace: Trace, shift_ns: dict[int, int] | None = None) -> Joined:
             places.append(place)
         shift = (shift_ns or {}).get(who, 0)
         parts.append(
-            Rows(
+            [
                 np.full(len(calls), who, np.int64),
                 _mapped(calls.group, places),
                 _mapped(calls.op, [ops.setdefault(word, len(ops)) for word in calls.ops]),
@@ -116,7 +116,7 @@ def join(trace: Trace, shift_ns: dict[int, int] | None = None) -> Joined:
                 unix_ns(rank, calls.started_ns, shift),
                 unix_ns(rank, calls.ended_ns, shift),
                 calls.state.astype(np.int64),
-            )
+            ]
         )
     # A rank that belongs to a group and made no call in it is one the others may be waiting for.
     for who, rank in enumerate(trace.ranks):
@@ -124,20 +124,41 @@ def join(trace: Trace, shift_ns: dict[int, int] | None = None) -> Joined:
             place = groups.get((rank.head.unit, name, members), -1)
             if place >= 0:
                 known[place].setdefault(rank.head.rank, who)
-    rows = Rows(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _none()
+    columns = _together(parts)
     named = tuple(Group(*key, known[place]) for key, place in groups.items())
     sides = {name: code for name, code in ops.items() if name in P2P}
-    inside = (rows.group >= 0) & ~np.isin(rows.op, [ops.get(LOCAL, -2), ops.get(LEAVING, -2)])
-    kept, first = _by_call(rows.take(inside), trace.ranks, sides)
-    return Joined(trace.ranks, named, tuple(ops), tuple(roles), tuple(dtypes), kept, first, rows.take(~inside))
+    outside = (columns.group < 0) | np.isin(columns.op, [ops.get(LOCAL, -2), ops.get(LEAVING, -2)])
+    alone = columns.take(outside)
+    kept, first = _by_call(columns, ~outside, trace.ranks, sides)
+    return Joined(trace.ranks, named, tuple(ops), tuple(roles), tuple(dtypes), kept, first, alone)
+
+
+def moved(joined: Joined, shift_ns: dict[int, int]) -> Joined:
+    """The same calls with the times of each record moved. Which calls are one does not depend on times."""
+    if not any(shift_ns.values()):
+        return joined
+    by = np.asarray([shift_ns.get(place, 0) for place in range(len(joined.ranks))], np.int64)
+
+    def all_of(rows: Rows) -> Rows:
+        times = (rows.created_ns, rows.started_ns, rows.ended_ns)
+        created, started, ended = (np.where(time > 0, time + by[rows.who], 0) for time in times)
+        return rows._replace(created_ns=created, started_ns=started, ended_ns=ended)
+
+    return joined._replace(rows=all_of(joined.rows), alone=all_of(joined.alone))
 
 
 def _mapped(codes: npt.NDArray[np.int32], places: list[int]) -> Ints:
     return np.asarray(places or [0], np.int64)[codes]
 
 
-def _none() -> Rows:
-    return Rows(*(np.zeros(0, np.int64) for _ in Rows._fields))
+def _together(parts: list[list[Ints]]) -> Rows:
+    """Columns of all records; each part is let go as it is used: a million calls are 100 MB."""
+    found = []
+    for place in range(len(Rows._fields)):
+        found.append(np.concatenate([part[place] for part in parts]) if parts else np.zeros(0, np.int64))
+        for part in parts:
+            part[place] = found[-1][:0]
+    return Rows(*found)
 
 
 def unix_ns(rank: RankTrace, times: Ints, shift: int = 0) -> Ints:
@@ -149,12 +170,15 @@ def unix_ns(rank: RankTrace, times: Ints, shift: int = 0) -> Ints:
     return np.where(times > 0, moved, 0)
 
 
-def _by_call(rows: Rows, ranks: tuple[RankTrace, ...], sides: dict[str, int]) -> tuple[Rows, Ints]:
-    """Rows sorted so that those of one call are together, and where each call begins."""
+def _by_call(
+    rows: Rows, inside: npt.NDArray[np.bool_], ranks: tuple[RankTrace, ...], sides: dict[str, int]
+) -> tuple[Rows, Ints]:
+    """Rows of calls, sorted so that those of one call are together, and where each call begins."""
+    if not inside.all():
+        rows = rows.take(inside)
     if not len(rows.who):
         return rows, np.zeros(1, np.int64)
-    number = rows.sequence.copy()
-    far = np.full(len(number), -1, np.int64)  # both ends of a message, as one number
+    number, far = rows.sequence, np.full(len(rows.who), -1, np.int64)  # both ends of a message, as one number
     p2p = np.isin(rows.op, list(sides.values()))
     if p2p.any():
         world = np.asarray([rank.head.rank for rank in ranks], np.int64)[rows.who]
@@ -163,7 +187,8 @@ def _by_call(rows: Rows, ranks: tuple[RankTrace, ...], sides: dict[str, int]) ->
         far = np.where(p2p, (src + 1) * 2**21 + dst + 1, -1)
         number = np.where(p2p, _nth(rows.who, rows.group, far, p2p), number)
     order = np.lexsort((rows.who, number, far, rows.group))
-    rows, number, far = rows.take(order), number[order], far[order]
+    number, far = number[order], far[order]
+    rows = rows.take(order)
     new = np.ones(len(number), bool)
     new[1:] = (np.diff(rows.group) != 0) | (np.diff(far) != 0) | (np.diff(number) != 0)
     return rows, np.append(np.flatnonzero(new), len(number)).astype(np.int64)

@@ -74,13 +74,13 @@ def _low(values: np.ndarray) -> float:
 def _late(case: Case, t: Timing) -> list[int]:
     found = []
     for who in range(len(case.joined.ranks)):
-        peers = _peers(case, who)
         least = max(SHARE * t.elapsed_ns, LEADER * float(t.own_ns.max()))
         if case.joined.ranks[who].head.device == "cpu":
             least = max(least, BURST_NS)
-        if not peers or t.own_ns[who] < least or t.own_calls[who] < CALLS:
+        if t.own_ns[who] < least or t.own_calls[who] < CALLS:
             continue
-        if t.own_ns[who] >= RATIO * _low(t.own_ns[peers]) and _beyond_clocks(case, t, who):
+        peers = _peers(case, who)
+        if peers and t.own_ns[who] >= RATIO * _low(t.own_ns[peers]) and _beyond_clocks(case, t, who):
             found.append(who)
     return sorted(found, key=lambda who: -t.own_ns[who])
 

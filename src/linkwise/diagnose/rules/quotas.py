@@ -16,8 +16,10 @@ def find(case: Case) -> Iterator[Finding]:
         return
     stopped = _stopped_us(case)
     for who, lost_us in stopped.items():
+        if lost_us * 1e3 < SHARE * t.elapsed_ns:
+            continue
         rest = max(us for place, us in stopped.items() if place != who)
-        if lost_us * 1e3 < SHARE * t.elapsed_ns or lost_us < RATIO * rest:
+        if lost_us < RATIO * rest:
             continue
         yield Finding(
             class_="late_rank",
