@@ -11,7 +11,7 @@ from linkwise.diagnose.case import Case
 from linkwise.diagnose.types import Finding
 
 RULES = (
-    "mismatch", "hang", "absent", "stacks", "monitors", "network", "devices", "host", "handoff", "pools",
+    "mismatch", "hang", "absent", "stacks", "monitors", "network", "devices", "host", "errors", "handoff", "pools",
     "links", "routes", "late", "quotas", "compute", "experts",
 )  # fmt: skip
 

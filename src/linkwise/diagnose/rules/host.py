@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from linkwise.diagnose import reports
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.places import Places, lines, place_of
@@ -67,6 +68,8 @@ def _group(fact: Fact) -> tuple[str, int, str, str]:
 def _ended(case: Case, places: Places) -> Iterator[Finding]:
     """Processes that ended by themselves, by a fault or by the kernel; not those that were ended because of them."""
     exits = [fact for fact in case.facts("exit") if int(fact.value) not in _FOLLOWING or _untold(fact)]
+    errors = reports.own(case) if exits else []
+    exits = [fact for fact in exits if not reports.follows(errors, fact, places.of(fact))]
     sure = [fact for fact in exits if fact.name == "oom" or _untold(fact)]
     faults = [fact for fact in exits if int(fact.value) in _FAULTS]
     by_ranks: dict[tuple[int, ...], list[Fact]] = {}

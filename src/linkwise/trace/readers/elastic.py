@@ -40,6 +40,8 @@ class Elastic:
         if "Root Cause (first" in row:
             self._root = True
             return True
+        if row.lstrip().startswith("traceback : "):  # the exit code again, in words
+            return True
         field = _FIELD.search(row) if " : " in row[:80] else None
         if field is None or not (self._block or field["name"] == "time"):
             return False

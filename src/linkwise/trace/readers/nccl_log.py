@@ -30,7 +30,18 @@ _EVENT = re.compile(
 )
 _HARMLESS = ("port active", "client reregistration", "gid table change", "lid change", "sm change", "pkey change")
 _NVLS = re.compile(r"Connected NVLS tree|(?<!\d)([1-9]\d{0,3}) nvls channels|^NVLS comm ")
-_CLOSED = re.compile(r"onnection (?:closed|reset) by |Connection refused|No route to host|Timeout waiting")
+_CLOSED = re.compile(
+    r"onnection (?:closed|reset) by |Connection refused|No route to host|Timeout waiting|failed : Broken pipe|"
+    r"remote process exited"
+)
+_PEER = re.compile(r"(?:peer|from|to) (?P<peer>[\w.:%-]{1,250}?)(?:\.[a-z][\w.-]{0,200})?<\d{1,5}>")
+_REASON = re.compile(r"Cuda failure (?:\d{1,4} )?'(?P<reason>[^']{1,120})'")
+_SHM = re.compile(r"failed to extend .{1,200} to \d+ bytes|No space left on device")
+# What NCCL says when it gives up; other warnings are of settings, plugins and things that are slow.
+_FAILED = re.compile(
+    r"unhandled |Failed to execute operation|Could not receive type|Socket recv failed|Error encountered progressing|"
+    r"Call to (?:recv|send|connect|accept)\b.{0,200}failed|Failed to CUDA|Aborted? |internal error"
+)
 
 
 _SIEVE = Sieve(" NCCL ", "chdog", "nqueued")  # " NCCL ", atchdog, nqueued: as `take` asks for
@@ -124,9 +135,16 @@ class Log:
                 peer=ranks.world(place or process.latest, peer),
                 value=float(channels.get(n, fact.value)),
             )
-            if host := self._addresses.get(fact.label("peer"), ""):
+            if host := self._host(fact.label("peer")):
                 found = found._replace(peer=ranks.alone_on(host), labels=(*fact.labels, ("peer_host", host)))
             yield found
+
+    def _host(self, peer: str) -> str:
+        """The host that an address, or a host's own name, stands for; "" = none that the log knows."""
+        known = self._addresses.get(peer, "")
+        return known or next(
+            (one.host for one in self._processes.all.values() if one.host.partition(".")[0] == peer), ""
+        )
 
     def _way(self, process: Process, way: lines.Way, number: int, text: str) -> None:
         """One fact a pair of ranks and way: value: its channels."""
@@ -152,9 +170,15 @@ class Log:
         elif "ismatched collective" in text or "collective mismatch" in text:
             self._add(process, "error", "nccl_mismatch", **about)
         elif _CLOSED.search(text):
-            self._add(process, "error", "peer_closed", **about)
+            peer = _PEER.search(text)
+            self._add(process, "error", "peer_closed", peer_address=peer["peer"] if peer else "", **about)
         elif "Cuda failure" in text:
-            self._once(process, "error", "cuda", **about)
+            reason = _REASON.search(text)
+            self._once(process, "error", "cuda", reason=reason["reason"] if reason else "", **about)
+        elif _SHM.search(text):
+            self._once(process, "error", "host_disk_full", **about)
+        elif _FAILED.search(text):
+            self._once(process, "error", "nccl_failed", **about)
         else:
             self._once(process, "notice", "nccl_warning", per=re.sub(r"\d+", "#", text)[:80], **about)
 

@@ -1,0 +1,271 @@
+"""Errors that logs state. The lines are worded as the named project writes them; who is at fault follows from the
+scenario that each test tells, not from what the rules do."""
+
+from pathlib import Path
+
+import pytest
+
+from linkwise.diagnose.diagnose import diagnose
+from linkwise.diagnose.types import Finding, Findings
+from linkwise.trace.gather import gather
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
+TRACE = "Traceback (most recent call last):"
+
+
+def answer(folder: Path, **files: str) -> Findings:
+    """Each file by its name, `__` for a dot."""
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    found = diagnose(gather([folder]))
+    assert not found.unusable
+    return found
+
+
+def only(folder: Path, **files: str) -> Finding:
+    (one,) = answer(folder, **files).findings
+    return one
+
+
+def vllm(who: str, at: str, text: str, level: str = "ERROR") -> str:
+    """A line of vLLM's logger; at: minutes and seconds."""
+    return f"({who} pid=10{who[-1]}) {level} 02-27 10:{at} [multiproc_executor.py:596] {text}\n"
+
+
+def nccl(rank: int, text: str, level: str = "WARN") -> str:
+    where = "misc/socket.cc:49 " if level == "WARN" else ""
+    return f"node{rank}:{100 + rank}:{200 + rank} [0] {where}NCCL {level} {text}\n"
+
+
+def joined(world: int) -> str:
+    return "".join(
+        nccl(rank, f"ncclCommInitRank comm 0x{rank}a rank {rank} nranks {world} cudaDev 0 nvmlDev 0 busId 1b000 commId"
+        " 0x77 - Init COMPLETE", "INFO") for rank in range(world)
+    )  # fmt: skip
+
+
+class TestOneProcess:
+    def test_a_cuda_error_alone_is_undecided(self, tmp_path: Path) -> None:
+        found = answer(tmp_path, server__log=vllm("Worker_TP3", "30:00", ILLEGAL))
+        (one,) = found.findings
+        assert (found.exit_code, one.decided, one.original_fault.ranks) == (3, False, ())
+        assert one.first_reporter == "rank 3"
+        assert "illegal memory access" in one.summary
+        assert "Xid" in one.would_decide
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            (OOM, "GPU memory ran out"),
+            ("RuntimeError: CUDA error: device-side assert triggered", "device-side assert"),
+            ("RuntimeError: CUDA error: unspecified launch failure", "unspecified launch failure"),
+            ("torch.AcceleratorError: CUDA error: unknown error", "unknown error"),
+            ("RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)", "NCCL error"),
+            ("RuntimeError: HIP error: invalid device ordinal", "invalid device ordinal"),
+            ("Memory access fault by GPU node-4 (Agent handle: 0x5) on address 0x7f. Reason: Unknown.", "access fault"),
+            ("RuntimeError: unable to write: No space left on device (28)", "no space left"),
+        ],
+    )
+    def test_each_error_is_said_with_its_rank(self, tmp_path: Path, line: str, words: str) -> None:
+        one = only(tmp_path, job__log=f"[rank5]: {line}\n")
+        assert (one.decided, one.first_reporter) == (False, "rank 5")
+        assert words in one.summary
+
+    def test_an_unknown_rank_is_named_by_its_file(self, tmp_path: Path) -> None:
+        one = only(tmp_path, server__log=f'{TRACE}\n  File "/x/y.py", line 3, in run\n{OOM}\n')
+        assert (one.decided, one.first_reporter) == (False, "server.log")
+
+    def test_a_log_that_ends_with_a_traceback(self, tmp_path: Path) -> None:
+        text = f'step 1\nstep 2\n{TRACE}\n  File "/x/y.py", line 3, in run\n    run()\nAssertionError: 3 != 4\n'
+        one = only(tmp_path, rank_2__log=text)
+        assert (one.decided, one.first_reporter) == (False, "rank 2")
+        assert "AssertionError" in one.summary
+
+    @pytest.mark.parametrize("after", ["INFO 02-27 10:30:00 [x.py:1] ready\n" * 3, "step 3\n" * 30])
+    def test_one_that_goes_on_afterwards_is_well(self, tmp_path: Path, after: str) -> None:
+        text = f'{TRACE}\n  File "/x/y.py", line 3, in run\n    run()\nValueError: a bad request\n{after}'
+        assert answer(tmp_path, rank_2__log=text).findings == ()
+
+    @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit: 0", "asyncio.exceptions.CancelledError"])
+    def test_one_that_a_person_ended_is_well(self, tmp_path: Path, kind: str) -> None:
+        text = f'{TRACE}\n  File "/x/y.py", line 3, in run\n    run()\n{kind}\n'
+        found = diagnose(gather([_written(tmp_path / "rank_2.log", text)]))
+        assert found.findings == ()
+
+    def test_what_a_user_typed_is_no_error(self, tmp_path: Path) -> None:
+        line = vllm(
+            "APIServer1", "30:00", f"Received request cmpl-1: prompt: '{ILLEGAL}', params: SamplingParams(n=1)", "INFO"
+        )
+        assert answer(tmp_path, server__log=line).findings == ()
+
+    def test_heartbeats_and_an_end_are_well(self, tmp_path: Path) -> None:
+        text = vllm(
+            "EngineCore_DP0", "30:00", "No available shared memory broadcast block found in 60 second(s).", "INFO"
+        )
+        text += vllm("Worker_TP1", "31:00", "WorkerProc was terminated", "WARNING")
+        text += "[rank0]:[W1130 10:00:00.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not"
+        text += " called before program exit, which can leak resources.\n"
+        text += "srun: error: node7: task 3: Terminated\n"
+        assert answer(tmp_path, server__log=text).findings == ()
+
+    def test_connections_closed_at_the_end_of_a_job_are_well(self, tmp_path: Path) -> None:
+        # https://github.com/NVIDIA/nccl/issues: [Service thread] lines are INFO and stand at every orderly end.
+        text = joined(2) + nccl(0, "[Service thread] Connection closed by localRank 0", "INFO")
+        assert answer(tmp_path, job__log=text).findings == ()
+
+
+class TestSeveral:
+    def test_the_one_with_an_error_of_its_own_is_where_it_began(self, tmp_path: Path) -> None:
+        """Rank 2 runs out of memory; the others lose their connection to it, and one of them complains first in the
+        file's order."""
+        text = joined(4)
+        text += "[rank0]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network"
+        text += " error\n"
+        text += f"[rank2]: {OOM}\n"
+        text += (
+            "[rank1]: RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:36515.\n"
+        )
+        one = only(tmp_path, job__log=text)
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (2,))
+        assert one.cause == "configuration"
+
+    def test_workers_that_follow_an_exception_are_not_blamed(self, tmp_path: Path) -> None:
+        """vLLM: the engine sees some worker's end first, which is not the one that hit the exception."""
+        text = vllm("Worker_TP5", "30:00", "WorkerProc hit an exception.")
+        text += vllm("Worker_TP5", "30:00", TRACE)
+        text += vllm("Worker_TP5", "30:00", '  File "/x/worker.py", line 5, in execute_model')
+        text += vllm("Worker_TP5", "30:00", "AssertionError: block table is too short")
+        text += vllm("EngineCore_DP0", "30:01", "EngineCore encountered a fatal error.")
+        text += vllm(
+            "EngineCore_DP0", "30:01", "RuntimeError: Worker failed with error 'block table is too short', see above"
+        )
+        text += vllm("EngineCore_DP0", "30:05", "Worker proc VllmWorker-0 died unexpectedly, shutting down executor.")
+        one = only(tmp_path, server__log=text)
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (5,))
+        assert one.first_reporter == "rank 5"
+        assert one.cause == "software"
+
+    def test_a_worker_that_died_without_a_word_is_named(self, tmp_path: Path) -> None:
+        text = vllm("EngineCore_DP0", "30:05", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.")
+        text += vllm("EngineCore_DP0", "30:06", "EngineCore encountered a fatal error.")
+        one = only(tmp_path, server__log=text)
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (1,))
+
+    def test_the_same_on_all_ranks_is_no_rank(self, tmp_path: Path) -> None:
+        text = "".join(
+            f"[2026-05-24 01:50:44 TP{rank}] Scheduler hit an exception: {TRACE}\n"
+            f'  File "/x/scheduler.py", line 9, in run\n    run()\n[2026-05-24 01:50:44 TP{rank}] IndexError: list\n'
+            for rank in range(4)
+        )
+        one = only(tmp_path, server__log=text)
+        assert (one.decided, one.original_fault.ranks) == (False, ())
+        assert "ranks 0 to 3" in one.summary
+        assert "rather than one rank" in one.summary
+
+    def test_two_different_errors_are_undecided_and_the_first_is_named(self, tmp_path: Path) -> None:
+        text = vllm("Worker_TP1", "30:09", OOM) + vllm("Worker_TP0", "30:04", ILLEGAL)
+        one = only(tmp_path, server__log=text)
+        assert (one.decided, one.first_reporter) == (False, "rank 0")
+        assert "rank 1: GPU memory ran out" in one.summary
+
+    def test_closed_connections_blame_the_peer_and_not_who_reports_them(self, tmp_path: Path) -> None:
+        """Ranks 0 and 1 lose rank 2, which is killed and says nothing."""
+        text = joined(3)
+        for rank in (0, 1):
+            text += nccl(rank, "socketProgress: Connection closed by remote peer node2<42830>")
+            text += nccl(rank, "proxy.cc:1143 Socket recv failed while polling for opId=0x7f")
+        one = only(tmp_path, job__log=text)
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (2,))
+
+    def test_one_report_of_a_closed_connection_is_undecided(self, tmp_path: Path) -> None:
+        text = joined(3) + nccl(0, "socketProgress: Connection closed by remote peer node9.cluster.example<42830>")
+        one = only(tmp_path, job__log=text)
+        assert (one.decided, one.original_fault.ranks, one.first_reporter) == (False, (), "rank 0")
+        assert "ranks 1, 2 report nothing" in one.summary
+
+    def test_a_watchdog_alone_is_a_victim(self, tmp_path: Path) -> None:
+        """Older PyTorch says no more than that it waited; rank 3 is not at fault for it."""
+        text = "[rank3]:[E ProcessGroupNCCL.cpp:475] [Rank 3] Watchdog caught collective operation timeout: "
+        text += (
+            "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600123 milliseconds before timing out.\n"
+        )
+        one = only(tmp_path, job__log=text)
+        assert (one.decided, one.original_fault.ranks) == (False, ())
+        assert "rank 3" in one.first_reporter
+
+
+TORCHRUN = """\
+W0724 20:47:35.222000 1237 torch/distributed/elastic/.../api.py:1012] Sending process 1733 closing signal SIGTERM
+E0724 20:47:36.140000 1237 torch/.../api.py:986] failed (exitcode: {code}) local_rank: 2 (pid: 1734) of binary: /x/py
+Traceback (most recent call last):
+  File "/x/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-07-24_20:47:35
+  host      : node7
+  rank      : 10 (local_rank: 2)
+  exitcode  : {code} (pid: 1734)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 1734
+============================================================
+"""
+
+
+class TestTorchrun:
+    def test_a_killed_rank(self, tmp_path: Path) -> None:
+        one = only(tmp_path, job__log=TORCHRUN.format(code=-9))
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (10,))
+        assert one.original_fault.host == "node7"
+
+    def test_the_kernel_says_why(self, tmp_path: Path) -> None:
+        kernel = "[  901.123456] Out of memory: Killed process 1734 (python) total-vm:9kB, anon-rss:8kB\n"
+        one = only(tmp_path, job__log=TORCHRUN.format(code=-9), dmesg__txt=kernel)
+        assert (one.class_, one.original_fault.ranks) == ("dead_rank", (10,))
+        assert "out of memory" in one.summary
+        assert one.confidence >= 0.9
+
+    @pytest.mark.parametrize("code", [1, -6])
+    def test_a_code_of_its_own_is_undecided(self, tmp_path: Path, code: int) -> None:
+        """An exception, or an abort after one, may be of a victim: only the rank's own log tells."""
+        one = only(
+            tmp_path, job__log=TORCHRUN.format(code=code).replace("Signal 9 (SIGKILL) received by PID 1734", "-")
+        )
+        assert (one.decided, one.original_fault.ranks, one.first_reporter) == (False, (), "rank 10")
+        assert "log" in one.would_decide
+
+    def test_its_own_log_decides(self, tmp_path: Path) -> None:
+        found = answer(
+            tmp_path, job__log=TORCHRUN.format(code=1), rank_10__log=f'{TRACE}\n  File "/x", line 3, in run\n{OOM}\n'
+        )
+        assert [(one.class_, one.original_fault.ranks) for one in found.findings if one.decided] == [
+            ("dead_rank", (10,))
+        ]
+
+
+def test_an_xid_of_the_hardware_explains_the_cuda_errors(tmp_path: Path) -> None:
+    kernel = "[  901.123456] NVRM: Xid (PCI:0000:1b:00): 79, pid=1734, GPU has fallen off the bus.\n"
+    text = joined(2) + f"[rank0]: RuntimeError: {ILLEGAL}\n[rank1]: RuntimeError: NCCL error: unhandled cuda error\n"
+    found = answer(tmp_path, job__log=text, dmesg__txt=kernel)
+    assert [one.class_ for one in found.findings] == ["device_error"]
+
+
+def test_tensorrt_llm(tmp_path: Path) -> None:
+    text = "[05/24/2026-14:11:49] [TRT-LLM] [RANK 2] [E] Encountered an error in forward function: [TensorRT-LLM]"
+    text += "[ERROR] CUDA runtime error in cudaMemcpyAsync(dst, src): an illegal memory access was encountered\n"
+    one = only(tmp_path, server__log=text)
+    assert (one.decided, one.first_reporter) == (False, "rank 2")
+    assert "illegal memory access" in one.summary
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
