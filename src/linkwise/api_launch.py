@@ -1,12 +1,14 @@
 """`launch` as a Python call: a plan, or the pools of a handoff, as a Deployment."""
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from linkwise.core.errors import InputError
 
 if TYPE_CHECKING:
     from linkwise.answers import Handoff
+    from linkwise.launch.build import Prepared
     from linkwise.launch.types import Deployment
     from linkwise.plan.types import Plan
 
@@ -25,8 +27,44 @@ def launch(
 
     Raises Refused where the engine cannot express it, InputError for malformed input.
     """
+    from linkwise.launch.build import assemble
+
+    found = _prepared(
+        source, engine=engine, weights=weights, called=name, multi_node=multi_node, hosts=hosts, interface=interface
+    )
+    return assemble(*found)
+
+
+def manifest(
+    source: "str | Path | Plan | Handoff",
+    kind: str,
+    *,
+    engine: str = "",
+    weights: str = "",
+    name: str = "",
+    interface: str = "",
+    image: str = "",
+    router_image: str = "",
+    cluster_topology: str = "",
+) -> "tuple[str, Prepared]":
+    """Kubernetes manifests (YAML) for a plan or a handoff, and what was asked of the engine.
+
+    kind: lws, llm-d or dynamo. Other arguments as the command's options. Raises as `launch`.
+    """
+    from linkwise.launch.kubernetes import registry
+    from linkwise.launch.kubernetes.pods import Cast
+
+    engine = engine or ("dynamo" if kind == "dynamo" else "")
+    found = _prepared(source, engine=engine, weights=weights, called=name, interface=interface)
+    plain = re.sub(r"[^a-z0-9]+", "-", found.asked.called.lower()).strip("-")[:40].strip("-")
+    called = plain if plain[:1].isalpha() else f"m-{plain}"[:40].strip("-")
+    cast = Cast(called, image, router_image, cluster_topology)
+    return registry.manifest(kind, found.asked, found.launcher, cast), found
+
+
+def _prepared(source: "str | Path | Plan | Handoff", *, multi_node: str = "native", **given: Any) -> "Prepared":
     from linkwise import answers, doors
-    from linkwise.launch.build import Choices, deployment
+    from linkwise.launch.build import Choices, prepare
     from linkwise.launch.types import MultiNode
     from linkwise.plan.types import Plan
 
@@ -39,10 +77,7 @@ def launch(
         raise InputError(f"is a {type(value).__name__}", where="launch", expected="a plan, or a handoff")
     if isinstance(value, Plan):
         doors.saved(value, "plan")
-    choices = Choices(
-        engine=engine, weights=weights, called=name, multi_node=multi_node, hosts=hosts,  # type: ignore[arg-type]
-        interface=interface,
-    )  # fmt: skip
+    choices = Choices(multi_node=multi_node, **given)  # type: ignore[arg-type]
     if isinstance(value, Plan):
-        return deployment(value, value.model, value.cluster, choices)
-    return deployment(value, value.served, value.cluster, choices)
+        return prepare(value, value.model, value.cluster, choices)
+    return prepare(value, value.served, value.cluster, choices)

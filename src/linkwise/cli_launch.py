@@ -8,7 +8,7 @@ import typer
 from linkwise import cli_base, streams
 from linkwise.core.errors import InputError
 
-_START = "Start here"
+_K8S = "Kubernetes"
 
 
 def launch(
@@ -25,6 +25,19 @@ def launch(
         str, typer.Option(help="addresses of the nodes, in the plan's order; left out: hosts.env", metavar="A,B,...")
     ] = "",
     interface: Annotated[str, typer.Option(help="network interface for rendezvous, such as eth0")] = "",
+    kubernetes: Annotated[
+        str,
+        typer.Option(help="manifests in place of scripts: lws, llm-d or dynamo", metavar="KIND", rich_help_panel=_K8S),
+    ] = "",
+    image: Annotated[
+        str, typer.Option(help="of the engine; left out: the one its makers publish", rich_help_panel=_K8S)
+    ] = "",
+    router_image: Annotated[
+        str, typer.Option(help="of the router in front of pools, or llm-d's sidecar", rich_help_panel=_K8S)
+    ] = "",
+    cluster_topology: Annotated[
+        str, typer.Option(help="dynamo: ClusterTopology whose level rack is a scale-up domain", rich_help_panel=_K8S)
+    ] = "",
     json: Annotated[
         bool, typer.Option("--json", help="print deployment.json, and nothing else", rich_help_panel="Output")
     ] = False,
@@ -35,6 +48,21 @@ def launch(
     if output is None and not json:
         raise InputError("nowhere to write", where="launch", expected="-o FOLDER, or --json")
     given = cli_base.kept(source[:-1]) if source in {"plan:", "handoff:"} else source
+    if kubernetes:
+        if output is None or multi_node != "native" or hosts:
+            raise InputError("--kubernetes takes -o, not --multi-node or --hosts", where="launch", expected="-o FOLDER")
+        text, found = api_launch.manifest(
+            given, kubernetes, engine=engine, weights=weights, name=name, interface=interface, image=image,
+            router_image=router_image, cluster_topology=cluster_topology,
+        )  # fmt: skip
+        from linkwise.launch.write import write_manifest
+
+        path = write_manifest(text, output)
+        _say(found.differs, ())
+        streams.write(f"written    {path}\nstart      kubectl apply -f {path}")
+        return cli_base.YES
+    if image or router_image or cluster_topology:
+        raise InputError("images and topologies are Kubernetes'", where="launch", expected="--kubernetes KIND")
     made = api_launch.launch(
         given, engine=engine, weights=weights, name=name, multi_node=multi_node,
         hosts=tuple(part.strip() for part in hosts.split(",")) if hosts else (), interface=interface,
@@ -43,10 +71,7 @@ def launch(
         from linkwise.launch.write import write
 
         written = write(made, output)
-        for said in made.differs:
-            streams.say(f"differs: {said}")
-        for said in made.notes:
-            streams.say(f"note: {said}")
+        _say(made.differs, made.notes)
     if json:
         cli_base.print_json(made)
     elif output is not None:
@@ -54,3 +79,10 @@ def launch(
 
         cli_base.print_blocks(screen(made, str(output), len(written)))
     return cli_base.YES
+
+
+def _say(differs: tuple[str, ...], notes: tuple[str, ...]) -> None:
+    for said in differs:
+        streams.say(f"differs: {said}")
+    for said in notes:
+        streams.say(f"note: {said}")

@@ -19,7 +19,8 @@ class Asked(NamedTuple):
     """What is to be started. weights: what the engine is given as the model; called: its name in the API.
 
     hosts: addresses of the cluster's nodes in order; () = stand-ins. interface: of the nodes' network for rendezvous,
-    "" = the libraries choose. prompt_tokens: of the longest usual prompt, for transfer buffers.
+    "" = the libraries choose. prompt_tokens: of the longest usual prompt, for transfer buffers. far: every address is
+    a stand-in, also on one node (pods).
     """
 
     model: Model
@@ -34,7 +35,7 @@ class Asked(NamedTuple):
     interface: str = ""
     connector: str = ""
     prompt_tokens: int = 0
-    bind: str = ""
+    far: bool = False
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -54,12 +55,13 @@ class Asked(NamedTuple):
                     f"{len(self.hosts)} names", where="--hosts", expected=f"at least {node + 1}: one for each node"
                 )
             return self.hosts[node]
-        return "127.0.0.1" if self.alone else stand_in(node)
+        return "127.0.0.1" if self.alone and not self.far else stand_in(node)
 
     @property
     def listen(self) -> str:
         """The address servers bind: all of a node's where others must reach them."""
-        return self.bind or ("127.0.0.1" if self.alone and not self.hosts else "0.0.0.0")  # noqa: S104 - other nodes
+        near = self.alone and not self.hosts and not self.far
+        return "127.0.0.1" if near else "0.0.0.0"  # noqa: S104 - others must reach it
 
 
 class Run(NamedTuple):

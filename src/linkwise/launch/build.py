@@ -1,6 +1,7 @@
 """From a plan, or a handoff's two pools, to a Deployment: groups on devices, processes, a router, and what differs."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,8 +35,23 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     interface: str = ""
 
 
+class Prepared(NamedTuple):
+    """What a launcher is asked for, all choices settled and nothing refused."""
+
+    asked: Asked
+    launcher: Launcher
+    served: Served
+    differs: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 def deployment(source: Plan | Handoff, model: Model, cluster: Cluster, choices: Choices) -> Deployment:
-    """Everything to be started. model, cluster: the source's own.
+    """Everything to be started. model, cluster: the source's own. Raises as `prepare`."""
+    return assemble(*prepare(source, model, cluster, choices))
+
+
+def prepare(source: Plan | Handoff, model: Model, cluster: Cluster, choices: Choices) -> Prepared:
+    """Groups on devices and the engine's settings. model, cluster: the source's own.
 
     Raises Refused (exit code 1) where the engine cannot express the plan, InputError for choices that cannot be.
     """
@@ -67,7 +83,7 @@ def deployment(source: Plan | Handoff, model: Model, cluster: Cluster, choices: 
     )
     _refuse(asked, launcher)
     differs += launcher.differs(asked, groups[0].layout)
-    return assemble(asked, launcher, served(source), differs, _notes(source, asked))
+    return Prepared(asked, launcher, served(source), differs, _notes(source, asked))
 
 
 def _version(source: Plan | Handoff) -> str | None:

@@ -39,9 +39,14 @@ def visible_refusal(cluster: Cluster) -> Refusal | None:
 
 def environment(asked: Asked, group: Group, node: int, ranks: Sequence[int]) -> dict[str, str]:
     """What the libraries of a process read. ranks: the plan's, in the order the process numbers its devices."""
+    found: dict[str, str] = {}
+    if asked.interface:
+        found = {"NCCL_SOCKET_IFNAME": asked.interface, "GLOO_SOCKET_IFNAME": asked.interface}
+    if asked.far:  # which devices and NICs a pod gets is not ours to say
+        return found
     devices = ",".join(map(str, local(asked, group, ranks)))
     # CUDA numbers devices by speed unless told otherwise; a topology file numbers them by bus.
-    found = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
+    found |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
     if "amd" in asked.cluster.accelerator.label.lower():
         found["HIP_VISIBLE_DEVICES"] = devices
     across = len({asked.cluster.node_of(d) for d in group.devices}) > 1
@@ -50,8 +55,6 @@ def environment(asked: Asked, group: Group, node: int, ranks: Sequence[int]) -> 
         found["NCCL_IB_HCA"] = "=" + ",".join(nics)  # the sign asks for exact names
     if group.role != "both" and nics:
         found["UCX_NET_DEVICES"] = ",".join(f"{name}:1" for name in nics)
-    if asked.interface:
-        found |= {"NCCL_SOCKET_IFNAME": asked.interface, "GLOO_SOCKET_IFNAME": asked.interface}
     return found
 
 
@@ -89,7 +92,7 @@ def unnamed(asked: Asked) -> tuple[str, ...]:
 def numa(asked: Asked, group: Group, node: int, ranks: Sequence[int]) -> tuple[int, ...]:
     """NUMA node of each rank's device; () unless a topology file states all of them."""
     detail = asked.cluster.detail_of(node)
-    if detail is None or not detail.numa:
+    if detail is None or not detail.numa or asked.far:
         return ()
     found = tuple(detail.numa[index] for index in local(asked, group, ranks))
     return () if -1 in found else found

@@ -5,7 +5,7 @@ Every word is quoted by shlex; a node's address that is not known yet is the one
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from linkwise.launch.types import STAND_IN, Deployment, Process, stand_in
 
@@ -16,18 +16,20 @@ SEED = 0
 BENCH_S = 120  # how long a benchmark at a rate goes on
 
 
-def quoted(word: str) -> str:
-    """A word as bash reads it back; stand-ins of addresses are expanded."""
+def quoted(word: str, names: Mapping[int, str] | None = None) -> str:
+    """A word as bash reads it back; stand-ins of addresses are expanded. names: the variables they are in, by node."""
     made, at = "", 0
     for match in STAND_IN.finditer(word):
-        made += (shlex.quote(word[at : match.start()]) if match.start() > at else "") + f'"{match[0]}"'
+        made += (
+            shlex.quote(word[at : match.start()]) if match.start() > at else ""
+        ) + f'"${{{names[int(match[1])] if names else match[0][2:-1]}}}"'
         at = match.end()
     return made + (shlex.quote(word[at:]) if at < len(word) or not word else "")
 
 
-def line(words: Sequence[str]) -> str:
+def line(words: Sequence[str], names: Mapping[int, str] | None = None) -> str:
     """A command on one line."""
-    return " ".join(quoted(word) for word in words)
+    return " ".join(quoted(word, names) for word in words)
 
 
 def scripts(made: Deployment) -> dict[str, str]:

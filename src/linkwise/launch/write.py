@@ -9,17 +9,18 @@ from linkwise.launch.scripts import HOSTS, file_name, open_hosts, scripts
 from linkwise.launch.types import Deployment
 
 DEPLOYMENT = "deployment.json"
+MANIFEST = "manifest.yaml"
 _MOST_BYTES = 64 * 2**20
 
 
-def write(made: Deployment, folder: str | Path, extra: dict[str, str] | None = None) -> tuple[str, ...]:
+def write(made: Deployment, folder: str | Path) -> tuple[str, ...]:
     """Write every file; returns their paths below the folder. What is there from a launch before is replaced.
 
     Raises InputError for a folder that holds something else, or cannot be written.
     """
     at = Path(folder)
     beside = {file_name(made, name): text for name, text in made.files.items()}
-    found = {**scripts(made), **beside, **(extra or {}), "README.md": _readme(made, extra or {})}
+    found = {**scripts(made), **beside, "README.md": _readme(made)}
     try:
         at.mkdir(parents=True, exist_ok=True)
         others = [p.name for p in at.iterdir()]
@@ -43,7 +44,18 @@ def read(folder: str | Path) -> Deployment:
     return decode_json(read_bytes(path, max_bytes=_MOST_BYTES), Deployment, where=str(path))
 
 
-def _readme(made: Deployment, extra: dict[str, str]) -> str:
+def write_manifest(text: str, folder: str | Path) -> Path:
+    """Write manifests into a folder; returns the file's path. Raises InputError when it cannot."""
+    at = Path(folder)
+    try:
+        at.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be written: {(error.strerror or str(error)).lower()}", where=str(at)) from None
+    write_bytes(at / MANIFEST, text.encode(), regular=True)
+    return at / MANIFEST
+
+
+def _readme(made: Deployment) -> str:
     """What a person does with the folder."""
     lines = [f"# {made.called} on {made.engine} {made.engine_version}", ""]
     if open_hosts(made):
@@ -54,7 +66,6 @@ def _readme(made: Deployment, extra: dict[str, str]) -> str:
         lines += [f"1. On node {node} ({host}): `./start.sh {node}`" for node, host in made.hosts.items()]
     lines += ["1. `./health.sh` waits until it serves.", "1. `./bench.sh` sends the plan's workload.", ""]
     lines += [f"Requests go to {made.front}/v1. `deployment.json` says the same for programs.", ""]
-    lines += ["Kubernetes: " + ", ".join(f"`kubectl apply -f {name}`" for name in extra), ""] if extra else []
     for title, listed in (("What differs from the plan", made.differs), ("To know", made.notes)):
         lines += [f"## {title}", "", *(f"- {said}" for said in listed), ""] if listed else []
     return "\n".join(lines)

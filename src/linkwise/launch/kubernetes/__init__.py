@@ -1,0 +1,1 @@
+"""A plan as Kubernetes manifests: LeaderWorkerSet, llm-d, Dynamo graphs."""

@@ -1,0 +1,89 @@
+"""A Dynamo graph: a frontend, and a component per pool. The operator adds how several nodes find each other."""
+
+from linkwise.core.errors import InputError, Refused
+from linkwise.launch.base import Asked, Launcher
+from linkwise.launch.kubernetes import pods, schema
+from linkwise.launch.kubernetes.pods import PORT, Cast
+from linkwise.launch.scripts import line
+
+RACK = "rack"  # the level of the ClusterTopology that stands for scale-up domains
+
+
+def manifests(asked: Asked, launcher: Launcher, cast: Cast) -> tuple[schema.Manifest, ...]:
+    """One DynamoGraphDeployment, for `kubectl apply` where Dynamo's operator is installed."""
+    if launcher.name != "dynamo":
+        raise Refused(
+            f"a Dynamo graph runs Dynamo's workers, not {launcher.name}'s own server", where="--kubernetes dynamo",
+            expected="--engine dynamo",
+        )  # fmt: skip
+    sets = pods.sets(asked, launcher, cast)
+    components = [_frontend(cast, len(asked.groups) > 1)]
+    found: list[schema.Manifest] = []
+    for one in sets:
+        found += pods.config(one)
+        if one.block and one.block < one.size:
+            raise Refused(
+                f"{one.name}: parts of a group in scale-up domains of their own cannot be said to Dynamo's operator",
+                where="--kubernetes dynamo", hint="--kubernetes lws has subgroups",
+            )  # fmt: skip
+        components.append(_component(one, cast, asked))
+    wide = any(one.block for one in sets)
+    if wide and not cast.topology:
+        raise InputError(
+            "groups that must stay inside a scale-up domain", where="--cluster-topology",
+            expected=f"the name of the ClusterTopology whose level {RACK} is {pods.DOMAIN}",
+        )  # fmt: skip
+    graph = schema.DynamoGraphDeployment(
+        metadata=schema.Metadata(name=cast.name),
+        spec=schema.GraphSpec(
+            components=tuple(components),
+            topology_constraint=schema.GraphTopology(cluster_topology_name=cast.topology) if wide else None,
+        ),
+    )
+    return (*found, graph)
+
+
+def _frontend(cast: Cast, several: bool) -> schema.Component:
+    main = schema.Container(
+        name="main",
+        image=cast.image,
+        command=("python3", "-m", "dynamo.frontend"),
+        args=("--http-port", str(PORT), "--router-mode", "kv" if several else "round-robin"),
+    )
+    template = schema.PodTemplate(spec=schema.PodSpec(containers=(main,)))
+    return schema.Component(name="Frontend", type="frontend", replicas=1, pod_template=template)
+
+
+def _component(one: pods.Set, cast: Cast, asked: Asked) -> schema.Component:
+    """A pool. The command is one node's, without the flags for several: the operator writes those."""
+    words = _without_nodes(one.processes[0].command)
+    env = tuple(e for e in pods.environment(one) if not e.name.startswith("DYN_"))
+    main = schema.Container(
+        name="main",
+        image=cast.image,
+        command=("bash", "-c"),
+        args=(f"exec {line(words, {one.processes[0].node: 'POD_IP'})}".replace("$(", "$$("),),
+        env=env,
+        resources=schema.Resources(limits={pods.gpu_resource(asked): str(one.devices)}),
+    )
+    return schema.Component(
+        name="worker" if one.role == "both" else one.role,
+        type="worker" if one.role == "both" else one.role,  # type: ignore[arg-type]
+        replicas=one.replicas,
+        multinode=schema.Multinode(node_count=one.size) if one.size > 1 else None,
+        topology_constraint=schema.PackDomain(pack_domain=RACK) if one.block else None,
+        pod_template=schema.PodTemplate(spec=schema.PodSpec(containers=(main,))),
+    )
+
+
+_OF_NODES = {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--dist-init-addr"}
+
+
+def _without_nodes(words: tuple[str, ...]) -> tuple[str, ...]:
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if not skip and word not in _OF_NODES:
+            kept.append(word)
+        skip = word in _OF_NODES
+    return tuple(kept)
