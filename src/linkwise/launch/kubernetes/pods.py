@@ -74,16 +74,16 @@ def _set(asked: Asked, launcher: Launcher, cast: Cast, role: Role, layout: Layou
     where = asked._replace(groups=(group,), far=True, hosts=(), multi_node="native")
     processes = launcher.processes(where, group, Ports(door))
     nodes = [p.node for p in processes]
+    if any(p.started_by for p in processes):
+        raise Refused(
+            f"{group.name}: {asked.engine.name} starts its other nodes through mpirun, which pods do not offer",
+            where="--kubernetes", expected="a group inside one node",
+        )  # fmt: skip
     if len(set(nodes)) != len(nodes):
         raise Refused(
             f"{group.name}: {asked.engine.name} needs several processes on a node for {layout}, and two pods of a group"
             " cannot be told to share one",
             where="--kubernetes", hint="The scripts for nodes (without --kubernetes) start it",
-        )  # fmt: skip
-    if any(p.started_by for p in processes) or (len(nodes) > 1 and any(p.command[0] == "mpirun" for p in processes)):
-        raise Refused(
-            f"{group.name}: {asked.engine.name} starts its other nodes through mpirun, which pods do not offer",
-            where="--kubernetes", expected="a group inside one node",
         )  # fmt: skip
     _stays_together(asked, [group.devices[r] for r in range(layout.size)], group.name)
     name = cast.name if role == "both" else f"{cast.name}-{role}"
