@@ -68,6 +68,26 @@ def read(tmp_path: Path, value: Any, name: str = "nccl_trace_rank_2") -> Reading
     return flight_recorder.read(source)
 
 
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_of_any_protocol_is_read(tmp_path: Path, protocol: int) -> None:
+    value = dump(entry(0), entry(1, **OPEN))
+    (told,) = read(tmp_path, pickle.dumps(value, protocol)).ranks
+    (same,) = read(tmp_path, value).ranks
+    assert told.marks == same.marks
+    assert list(told.calls) == list(same.calls)
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_one_that_names_code_is_refused(tmp_path: Path, protocol: int) -> None:
+    class Asks:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    with pytest.raises(InputError, match="mkdir"):
+        read(tmp_path, pickle.dumps(dump(entry(0)) | {"more": Asks()}, protocol))
+    assert not (tmp_path / "ran").exists()
+
+
 def rank(tmp_path: Path, *entries: dict[str, Any], **fields: Any) -> RankTrace:
     return read(tmp_path, dump(*entries, **fields)).ranks[0]
 

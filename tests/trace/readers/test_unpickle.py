@@ -154,7 +154,7 @@ def test_too_long() -> None:
         loads(b"\x80\x04" + b"N0" * (5 * 2**20) + b".")
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     for head in (b"", b"\x80\x02", b"\x80\x04"):
@@ -164,7 +164,7 @@ def test_any_bytes(data: bytes) -> None:
             assert error.where == "dump"
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_changed_dumps(data: st.DataObject) -> None:
     for whole in (torch_pickle.dumps(DUMP), pickle.dumps(DUMP, 4)):

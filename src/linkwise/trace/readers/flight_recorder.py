@@ -39,7 +39,7 @@ _COUNTS = ("last_enqueued_collective", "last_started_collective", "last_complete
 
 def recognises(source: Source) -> bool:
     """A pickle or an object of JSON in whose beginning the recorder's own field names stand."""
-    if source.head[:1] == b"\x80":
+    if unpickle.is_pickle(source.head):
         return any(field in source.head for field in (*_FIELDS, b"pg_config"))
     head = source.head.lstrip().lower()
     return head[:1] in (b"{", b"[") and any(b'"' + field + b'"' in head for field in _FIELDS)
@@ -106,7 +106,7 @@ def group_key(pair: Pair) -> str:
 
 def _load(source: Source) -> dict[str, Any]:
     data = source.bytes(unpickle.MAX_PICKLE_BYTES)
-    if data[:1] == b"\x80":
+    if unpickle.is_pickle(data):
         dump = unpickle.loads(data, where=source.where)
     else:
         try:

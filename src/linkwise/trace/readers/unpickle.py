@@ -25,6 +25,7 @@ from linkwise.trace.limits import limited
 
 MAX_PICKLE_BYTES = 32 * 2**20
 MAX_INTERPRETED_BYTES = 8 * 2**20  # some 2 us an opcode
+MAX_MARKS = 1_000  # open at a time: how deep containers stand in each other
 EXPECTED = "a pickle of plain containers and numbers"
 
 # How PyTorch writes, one opcode after the other; memo indices are below 2^20. A string ("X") is no part of it: its
@@ -56,6 +57,11 @@ _ERRORS = (
 )  # fmt: skip
 
 
+def is_pickle(data: bytes) -> bool:
+    """Whether bytes begin as a pickled dict or list does: of protocol 2 and later, of 1 ("}q\\0"), of 0 ("(dp0")."""
+    return data[:1] == b"\x80" or data[:2] in {b"}q", b"]q", b"}r", b"]r", b"(d", b"(l"}
+
+
 def loads(data: bytes, *, where: str) -> Any:
     """The value of a pickle: dicts with plain keys, lists, flat tuples, strings, numbers, None.
 
@@ -63,8 +69,8 @@ def loads(data: bytes, *, where: str) -> Any:
     """
     if len(data) > MAX_PICKLE_BYTES:
         raise InputError(f"a pickle of {len(data)} bytes", where=where, expected=f"at most {MAX_PICKLE_BYTES}")
-    # An empty container takes one byte here and some 80 in memory.
-    if sum(map(data.count, (b"}", b"]", b"\x8f"))) > len(data) // 4 + 1024:
+    # An empty container takes one byte here, two in protocol 0, and some 80 in memory.
+    if sum(map(data.count, (b"}", b"]", b"\x8f", b"(d", b"(l"))) > len(data) // 4 + 1024:
         raise InputError("a pickle of nearly nothing but empty containers", where=where, expected=EXPECTED)
     try:
         plain = limited() or is_torch_like(data)
@@ -167,6 +173,8 @@ class _Machine:
             del self.stack[-_TAKES[name] :]
             self.gather(name, items)
         elif name == "MARK":
+            if len(self.below) >= MAX_MARKS:
+                raise ValueError
             self.below.append(self.stack)
             self.stack = []
         elif name in {"TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS"}:
