@@ -16,7 +16,7 @@ from linkwise.trace.facts import Fact, Kind, quoted
 from linkwise.trace.readers import prometheus_names as names
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.kernel_log import XIDS
-from linkwise.trace.readers.prometheus_lines import NAME, Sample, sample, unix_ns
+from linkwise.trace.readers.prometheus_lines import NAME, Sample, figure, sample, unix_ns
 from linkwise.trace.readers.shared import bus_id
 
 FORMAT = "Prometheus metrics"
@@ -39,6 +39,17 @@ _ENDS = ("_bucket", "_created", "_info")
 _TOOK, _MOVED = "vllm_nixl_xfer_time_seconds", "vllm_nixl_bytes_transferred"
 
 Labels = tuple[tuple[str, str], ...]
+
+
+class Place(NamedTuple):
+    """Whose a figure is, by its labels. identity: those of them that tell it; pool: the label for it, if any."""
+
+    labels: dict[str, str]
+    rank: int
+    host: str
+    device: str
+    identity: Labels
+    pool: Labels
 
 
 class Mean(NamedTuple):
@@ -67,6 +78,8 @@ class _Reading:
         self.facts: list[Fact] = []
         self.odd = self.first_odd = self.dropped = self.number = 0
         self.sides: set[str] = set()
+        self.known: dict[str, tuple[str, Sample] | None] = {}  # by a line up to its value; None: not asked for
+        self.places: dict[int, Place] = {}  # by the labels' object, which `known` keeps
         self.timed = False
         self.begin(0)
         self.scrape = 0  # its number
@@ -112,19 +125,30 @@ class _Reading:
                 self.end()
                 self.begin(unix_ns(marked[1]))
             return
+        front = text[: text.rfind("}") + 1] or text.partition(" ")[0]
+        if front in self.known and "#" not in text:  # all but its value is as it was in an earlier scrape
+            before, said = self.known[front], figure(text[len(front) :])
+            if before and said is None:
+                self.misunderstood()
+            elif before and said and math.isfinite(said[0]):
+                value, at_ns = said
+                self.sample(before[0], before[1]._replace(value=value, unix_ns=at_ns, line=self.number, text=text))
+            return
         name = NAME.match(text)
         if name is None:
             if text.strip():
                 self.misunderstood()
             return
         short = name[0].replace(":", "_", 1)
-        asked = _asked(short)
-        if asked or ("expert" in text and "layer" in text and not short.endswith(_ENDS)):
-            found = sample(name[0], text, name.end(), self.number)
-            if found is None:
-                self.misunderstood()
-            elif math.isfinite(found.value):
-                self.sample(short, found)
+        asked = _asked(short) or ("expert" in text and "layer" in text and not short.endswith(_ENDS))
+        found = sample(name[0], text, name.end(), self.number) if asked else None
+        if asked and found is None:
+            self.misunderstood()
+            return
+        if len(self.known) < MAX_SERIES:
+            self.known[front] = (short, found) if found else None
+        if found and math.isfinite(found.value):
+            self.sample(short, found)
 
     def misunderstood(self) -> None:
         self.odd += 1
@@ -160,10 +184,11 @@ class _Reading:
         if rule.side and sample.value > 0:
             self.sides.add(rule.side)
         if rule.name == "gpu.utilization_pct":
-            self.use[_host(sample.labels), _device(sample.labels)] = f"{sample.value:g}"
-        labels = _identity(sample.labels)
+            self.use[self.place(sample)[2:4]] = f"{sample.value:g}"
+        place = self.place(sample)
+        labels = place.identity
         # A counter in parts (by how requests ended) is one: their sum.
-        key = (rule.name, f"{_host(sample.labels)} {_device(sample.labels)} {_rank(sample.labels)}", labels)
+        key = (rule.name, f"{place.host} {place.device} {place.rank}", labels)
         before = self.totals.get(key) if rule.kind == "counter" else None
         if before is not None:
             self.facts[before] = self.facts[before]._replace(
@@ -225,13 +250,22 @@ class _Reading:
 
     def fact(self, kind: Kind, name: str, value: float, sample: Sample, labels: Labels, unit: str = "") -> Fact:
         again = (("snapshot", str(self.scrape)),) if self.scrape else ()
-        pool = sample.labels.get("engine_type", "")
-        side = (("pool", pool),) if pool in {"prefill", "decode"} else ()
+        place = self.place(sample)
         return Fact(
-            kind, name, value, rank=_rank(sample.labels), host=_host(sample.labels), device=_device(sample.labels),
-            unix_ns=sample.unix_ns or self.unix_ns, labels=(*side, *labels, *again), text=quoted(sample.text[:2048]),
-            source=f"{self.source.where}: line {sample.line}", unit=unit,
+            kind, name, value, rank=place.rank, host=place.host, device=place.device,
+            unix_ns=sample.unix_ns or self.unix_ns, labels=(*place.pool, *labels, *again),
+            text=quoted(sample.text[:2048]), source=f"{self.source.where}: line {sample.line}", unit=unit,
         )  # fmt: skip
+
+    def place(self, sample: Sample) -> Place:
+        found = self.places.get(id(sample.labels))
+        if found is None or found.labels is not sample.labels:
+            labels, pool = sample.labels, sample.labels.get("engine_type", "")
+            side = (("pool", pool),) if pool in {"prefill", "decode"} else ()
+            found = Place(labels, _rank(labels), _host(labels), _device(labels), _identity(labels), side)
+            if len(self.places) < MAX_SERIES:
+                self.places[id(labels)] = found
+        return found
 
     def keep(self, fact: Fact) -> bool:
         if len(self.facts) >= MAX_FACTS:

@@ -42,6 +42,12 @@ def sample(name: str, text: str, at: int, line: int) -> Sample | None:
             labels[found[1]] = _ESCAPE.sub(_unescaped, found[2]) if "\\" in found[2] else found[2]
             at = found.end()
         rest = text[at + 1 :]
+    said = figure(rest)
+    return Sample(name, labels, *said, line, text) if said else None
+
+
+def figure(rest: str) -> tuple[float, int] | None:
+    """Value and Unix time in ns, 0 = none, of what stands behind a line's labels; None: not of the grammar."""
     words = rest.split(None, 3)
     if not words or not _NUMBER.fullmatch(words[0][:64]) or len(words[0]) > 64:
         return None
@@ -50,7 +56,7 @@ def sample(name: str, text: str, at: int, line: int) -> Sample | None:
         if not _NUMBER.fullmatch(words[1][:64]) or (len(words) > 2 and words[2] != "#"):
             return None
         at_ns = unix_ns(words[1])
-    return Sample(name, labels, float(words[0]), at_ns, line, text)
+    return float(words[0]), at_ns
 
 
 def _unescaped(match: re.Match[str]) -> str:
