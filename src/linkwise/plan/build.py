@@ -50,13 +50,15 @@ def plan(
         found = search(model, cluster, engine, options, workload, fixed, replicas, in_best_order(case))
     if not found.candidates:
         return _none(model, cluster, engine, options, workload, fixed or {}, found)
-    chosen, runner_up = choose(found.candidates, workload, cluster)
-    memory = found.ledgers[found.candidates.index(chosen)]
+    best, second = choose(found.candidates, workload, cluster)
+    memory = found.ledgers[found.candidates.index(best)]
+    chosen = _exactly(case, best, found, replicas)
+    runner_up = _exactly(case, second, found, replicas) if second is not None else None
     why = decisions(case, chosen, found)
     about = subject_of(case, chosen.layout, chosen.point.batch, chosen.replicas)
     about, order = ordered(about)
     if about.grid:
-        placed = evaluate(*case, chosen.layout, memory, replicas, about.places)
+        placed = evaluate(*case, chosen.layout, memory, replicas, about.places, exact=True)
         chosen = placed if isinstance(placed, Candidate) else chosen
         about = about._replace(batch=chosen.point.batch, replicas=chosen.replicas, grid=about.grid[: chosen.replicas])
     count, nodes = chosen.replicas, -(-chosen.layout.size // cluster.devices_per_node)
@@ -102,6 +104,13 @@ def plan(
             *engine.node_notes(chosen.layout, nodes),
         ),
     )
+
+
+def _exactly(case: Case, one: Candidate, found: Found, replicas: int | None) -> Candidate:
+    """The candidate at the batch that carries the rate; twelve batch sizes are enough to choose by."""
+    memory = found.ledgers[found.candidates.index(one)]
+    closer = evaluate(*case, one.layout, memory, replicas, exact=True)
+    return closer if isinstance(closer, Candidate) else one
 
 
 def _uneven(cluster: Cluster, replicas: int) -> tuple[str, ...]:

@@ -1,25 +1,32 @@
 """What one replica of a layout delivers at a batch size: TPOT, TTFT and the request rate it sustains.
 
 A steady state in closed form, so that it explains itself. A replica has `batch` requests at hand; for each that
-arrives one finishes. Between two arrivals an attention replica with b requests draws one request's tokens, in osl/b
-rounds, and the new prompt's chunks ride in some of their steps: that time is what a request costs, its inverse the
-sustained rate, and b times it a request's stay (Little's law). The event-by-event account is the simulator's job; this
-is the figure the search ranks by.
+arrives one finishes. It works in rounds: every attention replica and every batch in flight makes one step, and each
+request draws its next token. A round in which a prompt's chunk rides takes longer, for all: stages and attention
+replicas wait for one another. How many rounds do follows from how many chunks come in one; the mean round is TPOT, the
+rounds of a stay are its time, and requests at hand over that the sustained rate (Little's law). The event-by-event
+account is the simulator's job; this is the figure the search ranks by, and benchmarks/search_speed.py says how far the
+two agree.
 """
 
+import math
 from typing import NamedTuple
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, times
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, power, times
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
-from linkwise.plan.batch import Batch, decode_batch, mixed_batch, prefill_batch
+from linkwise.plan.batch import Batch, Part, decode_batch, mixed_batch, prefill_batch
 from linkwise.plan.time import GroupTime, Span, group_seconds, spans
 from linkwise.workload.types import Workload
 
 # A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
 MAX_PROMPT_LOAD = 0.9
+
+
+NONE = 1e-12
+TURNS = 3  # rounds lengthen each other: so many times the mean is put in again
 
 
 class Operation(NamedTuple):
@@ -99,6 +106,46 @@ def mixed_step(
     return mixed_batch(fresh, others, decode.context, new=decode.new, cached=before)
 
 
+def full_step(
+    workload: Workload, layout: Layout, options: Options, max_batched_tokens: int, batch: Num, given: Given = plain
+) -> Batch:
+    """As many prompt chunks beside the decoding requests as the token limit leaves room for; at least one."""
+    decode = decode_step(workload, layout, options, batch, given).parts[0]
+    chunk, _, cached = prompt_chunks(workload, max_batched_tokens)
+    left = maximum(1, max_batched_tokens - times(decode.requests, decode.new))
+    number = maximum(1, left / given("chunk", chunk, "tokens", "prompt chunk"))
+    prompt = Part(number, minimum(chunk, left), given("chunk_context", cached, "tokens", "mean tokens"), prompt=True)
+    others = Part(maximum(0, decode.requests - 1), decode.new, decode.context)
+    return Batch("mixed", (prompt, others), times(others.requests, others.new) + number)
+
+
+def _held(least: Num, step: GroupTime, decode: GroupTime, flight: Num, name: str) -> Num:
+    """A round of all batches in flight, one of which makes this step."""
+    return named(name, maximum(least, maximum(step.token, step.interval + (flight - 1) * decode.interval)), "s")
+
+
+def _rounds(
+    round_s: Num, held: Num, first_adds: Num, more_adds: Num, coming: Num, each: Num, flight: Num
+) -> tuple[Num, Num]:
+    """(the mean round, the round a request that arrives meets), seconds. coming: others' chunks in a round."""
+    mean, held_rounds, further = round_s + first_adds * (1 - power(1 / math.e, coming)), coming, coming
+    for _ in range(TURNS):
+        # A batch that starts with a prompt makes the next of each in flight wait, and what comes meanwhile starts then.
+        came = coming / mean / flight
+        calm, long = (power(1 / math.e, came * length) for length in (round_s, held))
+        still = power(long, flight)
+        run = named("run", (1 - still) / maximum(NONE, 1 - long), "starts", "behind a prompt, until the next or none")
+        cycle = named("cycle", run + still / maximum(NONE, 1 - calm), "starts", "from prompt to prompt")
+        held_rounds = named("held_rounds", run / cycle, "", "share of rounds held up by a prompt")
+        # A batch that starts takes all that wait: of each in flight, chunks on a set beyond its first add up.
+        further = named("further", flight * maximum(0, each - 1 / cycle), "chunks", "a round")
+        mean = named("mean_round", round_s + first_adds * held_rounds + more_adds * further, "s")
+    busy = named("busy_round", held + more_adds * further / maximum(NONE, held_rounds), "s", "a round with prompts")
+    square = round_s * round_s * (1 - held_rounds) + busy * busy * held_rounds
+    met = named("round_met", square / mean, "s", "of rounds, long ones are met more often")
+    return mean, met
+
+
 def operation(
     model: Model,
     layout: Layout,
@@ -118,43 +165,43 @@ def operation(
     steps = {
         "decode": decode_step(workload, layout, options, batch, given),
         "mixed": mixed_step(workload, layout, options, limit, batch, given),
+        "full": full_step(workload, layout, options, limit, batch, given),
     }
-    decode, mixed = (
+    decode, mixed, packed = (
         group_seconds(model, layout, engine, cluster, step, options, where_to, given=given) for step in steps.values()
     )
     flight = given("batches_in_flight", in_flight(layout, options), "", "one for each stage unless asked otherwise")
     # A token visits all stages in turn; its batch comes again once every batch in flight passed the slowest stage.
     round_s = named("decode_round", maximum(decode.token, flight * decode.interval), "s")
+    # A step with a prompt holds up all others of the replica: lanes wait for the slowest, stages for the one before.
+    held = _held(round_s, mixed, decode, flight, "prompt_round")
+    full = _held(held, packed, decode, flight, "full_round")
+    room = named("room", steps["full"].parts[0].requests, "chunks", "that one step of a set has room for")
+    first_adds = named("first_adds", held - round_s, "s", "what a prompt chunk adds to the round it rides in")
+    more_adds = named("more_adds", (full - held) / maximum(NONE, room - 1), "s", "and each further one beside it")
     chunks = given("chunks", prompt_chunks(workload, limit)[1], "steps", "chunks of a prompt")
     yields = given("tokens_a_round", kept(options), "tokens", "1, more with drafted tokens that are kept")
-    replicas = given("dp_attn", layout.dp_attn, "", "attention replicas, each with its own requests and prompts")
-    # With fewer requests than attention replicas some idle; none has less than one.
-    own = named("requests_per_attention_replica", maximum(1, batch / replicas), "requests")
-    others = named("others", (own - 1) / own, "", "share of the requests at hand that are not a given one")
-
     after_first = given("after_first", max(workload.osl_tokens - 1, 0), "tokens", "the prompt's step gives the first")
-    busy = named("prompt_steps", chunks * mixed.interval, "s", "the steps that carry one prompt")
-    latency = named("prefill_latency", mixed.token + (chunks - 1) * mixed.interval, "s", "its own chunks, in turn")
-    # Between two arrivals one request's tokens are drawn, shared by all that decode meanwhile; the arriving prompt's
-    # steps carry the others' tokens too, so only what it adds to them counts. One request alone just waits for itself.
-    rounds = named("rounds", after_first / yields / own, "rounds", "decode rounds between two arrivals")
-    prompt = named("prompt_adds", busy - chunks * others * decode.interval + (latency - busy) / own, "s")
-    slack = named("slack", 1 + others * (1 / MAX_PROMPT_LOAD - 1), "", "others' prompts leave room, or queues grow")
-    cycle = named("cycle", maximum(rounds * round_s + prompt, busy * slack), "s", "between two arrivals")
+    sets = given("sets", layout.dp_attn * in_flight(layout, options), "", "attention replicas x batches in flight")
 
-    load = named("prompt_load", others * busy / cycle, "", "share of time in steps that carry others' prompts")
-    queue = named("queue", load * busy / (2 * (1 - load)), "s", "M/D/1: prompts behind prompts")
-    ttft = named(
-        "ttft", latency + queue + others * decode.interval / 2, "s", "half of the step under way, then its own"
-    )
-    # Little's law, both ways: a request stays as long as its replica needs for all at hand; what is left of that after
-    # its first token are its gaps, never shorter than a decode round, and the rate is what such stays sustain.
-    turn = named("turn", own * cycle, "s", "requests at hand x time between arrivals")
-    drawn = named("drawn", round_s / yields, "s", "a decode round alone")
-    if workload.osl_tokens > 1:
-        tpot = named("tpot", maximum(drawn, (turn - ttft) / after_first), "s", "never shorter than a decode round")
-    else:
-        tpot = named("tpot", drawn, "s", "a single token has no gaps: a decode round")
-    stay = named("stay", maximum(turn, ttft + after_first * tpot), "s", "from arrival to the last token")
-    rate = named("rate", batch / stay, "requests/s", "one finishes for each that arrives")
+    # A request stays for its chunks' rounds, half of one under way and a round for every token after the first: each of
+    # the others brings its chunks once in so many rounds.
+    others = named("others", batch - 1, "requests", "that a request meets")
+    stays = named("rounds_of_a_stay", chunks + 0.5 + after_first / yields, "rounds")
+    most = named("most_chunks", MAX_PROMPT_LOAD * sets * room, "chunks", "prompts leave room, or their queue grows")
+    coming = named("coming", minimum(others * chunks / stays, most), "chunks", "of others, in a round")
+    each = named("coming_to_a_set", coming / sets, "chunks")
+    mean, met = _rounds(round_s, held, first_adds, more_adds, coming, each, flight)
+    wait = named("residual", others / batch * met / 2, "s", "half of the round under way, until its batch starts")
+    load = named("prompt_load", minimum(each * full / mean / room, MAX_PROMPT_LOAD), "", "of the room for prompts")
+    queue = named("queue", load * chunks * full / (2 * (1 - load)) / room, "s", "M/D/1: prompts behind prompts")
+    own = named("prefill", mixed.token + (chunks - 1) * held, "s", "its own chunks, in turn")
+    tpot = named("tpot", mean / yields, "s", "a token, or those kept, each round")
+    after = after_first * tpot
+    first = named("first", wait + queue + own, "s", "half of the round under way, prompts before it, then its own")
+    # The rest of a stay is waiting for room: prompts fill at most their share of all rounds.
+    least = named("least_stay", others * chunks * full / most, "s", "requests at hand x time between prompts")
+    ttft = named("ttft", first + maximum(0, least - first - after), "s", "no sooner than prompts have room")
+    stay = named("stay", ttft + after, "s", "from arrival to the last token")
+    rate = named("rate", batch / stay, "requests/s", "Little's law: one finishes for each that arrives")
     return Operation(tpot, ttft, rate, round_s, decode, mixed)

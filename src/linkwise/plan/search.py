@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
@@ -175,8 +175,13 @@ def evaluate(
     memory: Ledger,
     replicas: int | None = None,
     places: dict[str, Span] | None = None,
+    *,
+    exact: bool = False,
 ) -> Candidate | Shortfall:
-    """The point a fitting layout operates at, or the first target it misses. replicas, places as in `search`."""
+    """The point a fitting layout operates at, or the first target it misses. replicas, places as in `search`.
+
+    exact: at the smallest batch that carries the rate, not the next of the twelve.
+    """
     places = places or spans(layout, cluster)
     available = replicas or cluster.size // layout.size
     most = min(memory.requests, engine.resolve(options, model, cluster.accelerator, layout).max_seqs * layout.dp_attn)
@@ -198,8 +203,11 @@ def evaluate(
     if not good.any():
         return _missed(points, workload, places, layout)
     settled = _settle(points, good, available, workload)
+    if exact and not isinstance(settled, Shortfall):
+        points, good = _closer(at, points, good, settled[0])
+        settled = _settle(points, good, available, workload)
     if isinstance(settled, Shortfall):
-        return msgspec.structs.replace(settled, change=settled.change.format(size=layout.size))
+        return replace(settled, change=settled.change.format(size=layout.size))
     point, max_rate, used = settled
     return Candidate(
         layout=layout,
@@ -224,6 +232,23 @@ def _refined(at: Callable[[Sizes], Points], sizes: Sizes) -> Points:
     last = int(np.flatnonzero(good)[-1])
     between = np.linspace(sizes[last], sizes[last + 1], len(BATCHES)).astype(int)
     return at(np.unique(np.concatenate([sizes, between])))
+
+
+def _closer(
+    at: Callable[[Sizes], Points], points: Points, good: npt.NDArray[np.bool_], settled: Point
+) -> tuple[Points, npt.NDArray[np.bool_]]:
+    """All batches between the one settled at and the next smaller one known."""
+    last = int(np.searchsorted(points.sizes, settled.batch))
+    below = int(points.sizes[last - 1]) if last else 0
+    for _ in range(3):
+        sizes = np.unique(np.linspace(below + 1, settled.batch, len(BATCHES) + 1).astype(int))
+        between = at(sizes)
+        enough = between.rate >= settled.rate_per_s * (1 - 1e-9)
+        first = int(np.argmax(enough)) if enough.any() else len(sizes) - 1
+        below = int(sizes[first - 1]) if first else below
+        settled = replace(settled, batch=int(sizes[first]))
+    both = at(np.unique(np.append(points.sizes, settled.batch)))
+    return both, both.meets_tpot & both.meets_ttft
 
 
 def _settle(

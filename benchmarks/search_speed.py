@@ -1,0 +1,110 @@
+"""How far the closed form the search ranks by agrees with the simulator, and how long a search takes.
+
+Agreement: a spread of layouts (tensor, pipeline, attention replicas, experts; one card to sixteen), each at 20, 50 and
+80 % of the rate the closed form says it sustains, arrivals Poisson, fixed lengths. Both use the same step times, so
+what differs is queueing and interference. Asked: 10 % in mean TPOT and TTFT. Near saturation a rate decides its TPOT
+badly (a few per cent of rate are tens of per cent of TPOT), so 95 % is shown and not judged. Needs numba.
+Speed: DeepSeek-V3, whole process, on 32 and on 512 H200. Asked: 2 s and 20 s, 1 GB.
+"""
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linkwise import api
+from linkwise.api_simulate import played
+from linkwise.simulate.trials import measured
+
+ASKED, SHARES, SHOWN = 0.10, (0.2, 0.5, 0.8), 0.95
+ASKED_S = {"4x8xh200-sxm": 2.0, "64x8xh200-sxm": 20.0}
+ASKED_GB = 1.0
+CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama-2-70b", "4xh100-sxm", {"tp": 4, "isl": 1137, "osl": 212, "max_batched_tokens": 512}),
+    ("llama-3.1-8b", "1xh100-sxm", {"tp": 1, "isl": 1000, "osl": 200}),
+    ("llama-3.1-8b", "2xl4", {"tp": 2, "isl": 500, "osl": 500}),
+    ("llama-3.3-70b", "8xh100-sxm", {"tp": 8, "isl": 4000, "osl": 500}),
+    ("llama-3.3-70b", "8xh100-sxm", {"tp": 4, "pp": 2, "isl": 2000, "osl": 300}),
+    ("llama-3.3-70b", "4xa100-80gb-sxm", {"tp": 1, "pp": 4, "isl": 512, "osl": 512}),
+    ("qwen3-30b-a3b", "2xh100-sxm", {"tp": 2, "isl": 3000, "osl": 100}),
+    ("deepseek-v3", "8xh200-sxm", {"tp": 1, "dp_attn": 8, "ep": 8, "isl": 2000, "osl": 500}),
+    ("deepseek-v3", "8xh200-sxm", {"tp": 8, "ep": 8, "isl": 1000, "osl": 1000}),
+    ("deepseek-v3", "2x8xh200-sxm", {"tp": 8, "pp": 2, "isl": 2000, "osl": 500}),
+)
+
+
+def main() -> int:
+    missed = agreement()
+    return 1 if speed() or missed else 0
+
+
+def agreement() -> int:
+    off: dict[str, list[float]] = {"TPOT": [], "TTFT": []}
+    print(f"{'model':<14} {'layout':<24} {'rate':>7}  {'TPOT ms':>8} {'simulated':>9} {'off':>5}  {'TTFT ms':>8}")
+    for model, on, words in CASES:
+        most = api.plan(model, on, **words).chosen.max_rate_per_s
+        for share in (*SHARES, SHOWN):
+            plan = api.plan(model, on, rate=most * share, **words)
+            point, seen = plan.chosen.point, simulated(plan, most * share)
+            both = (point.tpot_s / seen[0] - 1, point.ttft_s / seen[1] - 1)
+            if share != SHOWN:
+                off["TPOT"].append(both[0])
+                off["TTFT"].append(both[1])
+            print(
+                f"{model:<14} {plan.layout!s:<24} {share:4.0%} {most * share:6.2f} {point.tpot_s * 1e3:9.2f}"
+                f" {seen[0] * 1e3:9.2f} {both[0]:+5.0%} {point.ttft_s * 1e3:9.1f} {seen[1] * 1e3:9.1f} {both[1]:+5.0%}"
+                + ("  not judged" if share == SHOWN else "")
+            )
+    missed = 0
+    for name, values in off.items():
+        size = np.abs(values)
+        inside, middle = int((size <= ASKED).sum()), float(np.median(size))
+        missed += said(f"{name}, closed form against simulated, median off", middle, ASKED)
+        print(f"  within {ASKED:.0%}: {inside} of {len(size)}; worst {size.max():.0%}")
+    return missed
+
+
+def simulated(plan: Any, rate: float) -> tuple[float, float]:
+    """Mean TPOT and TTFT of requests once the run is warm, seconds. Long enough for twelve stays."""
+    stay = plan.chosen.point.ttft_s + plan.chosen.point.tpot_s * plan.workload.osl_tokens
+    number = int(min(max(2000, 12 * stay * rate), 30_000))
+    kept = measured(played(plan, requests=number, rate=rate).requests)
+    tpot = (kept["end"] - kept["first"]) / np.maximum(kept["output"] - 1, 1)
+    return float(tpot.mean()), float((kept["first"] - kept["arrival"]).mean())
+
+
+def speed() -> int:
+    linkwise, missed = str(Path(sys.executable).with_name("linkwise")), 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        for on, asked in ASKED_S.items():
+            wall, used = [], []
+            for _ in range(3):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                start = time.perf_counter()
+                subprocess.run([linkwise, "plan", "deepseek-v3", "--on", on], check=True, stdout=subprocess.DEVNULL)
+                wall.append(time.perf_counter() - start)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            missed += said(f"plan deepseek-v3 on {on}, s", statistics.median(wall), asked)
+            print(f"  processor time {statistics.median(used):.2f} s")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
+    return missed + said("peak memory, GB", peak, ASKED_GB)
+
+
+def said(what: str, reached: float, asked: float) -> int:
+    """A line; 1 when the figure is missed."""
+    missed = reached > asked
+    print(f"{what:<60} {reached:8.2f}   asked at most {asked:6g}   {'MISSED' if missed else 'met'}")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
