@@ -12,7 +12,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import msgspec
 
@@ -22,14 +22,15 @@ from linkwise.answers import Fit, Handoff, NoPlan, Plan, Traffic, as_kind, load,
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
-from linkwise.engine.base import Engine
+from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan import types
 from linkwise.plan.handoff_types import HandoffOptions
 from linkwise.settings import Settings
-from linkwise.workload.types import Targets
+from linkwise.workload.types import Targets, Workload
 
 if TYPE_CHECKING:
+    from linkwise.api_existing import Read
     from linkwise.cluster.types import Accelerator
     from linkwise.engine.registry import Known
     from linkwise.model import catalogue
@@ -42,21 +43,28 @@ __all__ += ["compare", "engines", "explain", "fit", "handoff", "hardware", "mode
 
 
 def fit(
-    model: str | Path | Model, on: str | Path | Cluster, *, engine: str | Engine = "vllm", **settings: Unpack[Settings]
+    model: str | Path | Model | None = None,
+    on: str | Path | Cluster = "",
+    *,
+    engine: str | Engine | None = None,
+    from_command: str = "",
+    from_manifest: str | Path = "",
+    from_running: str = "",
+    **settings: Unpack[Settings],
 ) -> Fit:
     """Does it fit, and what is the first thing that does not?
 
     model: catalogue name, folder, Hugging Face id or `Model`. on: shorthand ("2x8xh100-sxm"), YAML file or `Cluster`.
-    engine: "vllm", "vllm@0.11", ... Raises InputError for anything malformed; "does not fit" is an answer, no error.
+    engine: "vllm" (when nothing else says one), "vllm@0.11", ... from_command, from_manifest, from_running: as in
+    `plan`. Raises InputError for anything malformed; "does not fit" is an answer, no error.
     """
-    given = _settings.check(settings)
-    options, workload, by = _settings.options(given), _settings.workload(given), doors.engine(engine)
-    where = _cluster(on, given)
-    what = _model(model, given)
-    fixed = _fixed(_settings.degrees(given), what, where)
+    from linkwise.api_existing import reader
+
+    task = _task(model, on, engine, reader(from_command, from_manifest, from_running), settings)
     from linkwise.plan.fit import fit as decide
 
-    return as_kind(Fit, decide(what, where, by, options, workload, fixed=fixed))
+    found = decide(task.model, task.cluster, task.engine, task.options, task.workload, fixed=task.fixed)
+    return as_kind(Fit, msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
 
 
 def plan(
@@ -65,31 +73,64 @@ def plan(
     *,
     engine: str | Engine | None = None,
     from_command: str = "",
+    from_manifest: str | Path = "",
+    from_running: str = "",
     **settings: Unpack[Settings],
 ) -> Plan | NoPlan:
     """How is it split, what does each link carry, how long does it take, and why this way?
 
-    from_command: an engine's own launch command. Its engine, model, degrees, replicas and options are planned as they
-    run; a setting given beside it wins. engine: "vllm" when neither it nor a command says one; beside a command it may
-    add the version. Other arguments as in `fit`. NoPlan says what is short when none is feasible.
+    from_command: an engine's own launch command; from_manifest: a file that has one (Kubernetes, compose, or what
+    `launch` wrote; FILE:NAME where it has several); from_running: a server's address. Its engine, model, degrees,
+    replicas and options are planned as they run; a setting given beside it wins. engine: "vllm" when neither it nor a
+    command says one; beside a command it may add the version. Other arguments as in `fit`. NoPlan says what is short
+    when none is feasible.
     """
-    from linkwise.engine.registry import get, parse_command
+    from linkwise.api_existing import reader
+    from linkwise.plan.build import plan as build
 
-    doors.of_type(from_command, str, "from_command", "the text of a command")
+    task = _task(model, on, engine, reader(from_command, from_manifest, from_running), settings)
+    asked = (task.model, task.cluster, task.engine, task.options, task.workload)
+    found = build(*asked, fixed=task.fixed, replicas=task.replicas)
+    if task.replicas is None:
+        return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
+    freely = _freely(found, build(task.model, task.cluster, task.engine, found.options, task.workload))
+    return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes, *freely)))
+
+
+class _Task(NamedTuple):
+    """What is to be decided, as it was given or as it runs today. replicas: today's; None where the choice is free."""
+
+    model: Model
+    cluster: Cluster
+    engine: Engine
+    options: Options
+    workload: Workload
+    fixed: dict[str, int]
+    replicas: int | None
+    notes: tuple[str, ...]
+
+
+def _task(
+    model: str | Path | Model | None,
+    on: str | Path | Cluster,
+    engine: str | Engine | None,
+    read: "Read | None",
+    settings: Settings,
+) -> _Task:
+    from linkwise.engine.registry import get
+
     given = _settings.check(settings)
     options, workload = _settings.options(given), _settings.workload(given)
     by = doors.engine("vllm" if engine is None else engine)
     where = _cluster(on, given)
-    if not from_command:
+    own = _settings.degrees(given)
+    if read is None:
         if model is None:
             raise InputError("no model", expected="a model, or a command that names one (--from-command)")
         what = _model(model, given)
-        fixed = _fixed(_settings.degrees(given), what, where)
-        from linkwise.plan.build import plan as build
-
-        return _answer(build(what, where, by, options, workload, fixed=fixed))
+        return _Task(what, where, by, options, workload, _fixed(own, what, where), None, ())
     version = None if engine is None else doors.version_of(engine)
-    today = parse_command(from_command, version=version)
+    today = read(version=version)
     if engine is not None and by.name != today.engine:
         raise InputError(
             f"{by.name}, but the command starts {today.engine}",
@@ -99,23 +140,15 @@ def plan(
     given = _settings.check({"weights": today.options.weight_dtype, **given})
     what = _model(today.model if model is None else model, given)
     # Once more with the model: what a data-parallel flag means depends on whether it has experts.
-    today = parse_command(from_command, version=version, model=what)
-    own = _settings.degrees(given)
-    from linkwise.plan.build import plan as build
-
-    # Degrees of one's own make another layout: the command's then count no more.
-    found = build(
-        what,
-        where,
-        get(today.engine, version),
-        _settings.options(given, today.options),
-        workload,
-        fixed=_fixed(own or _degrees_of(today.layout), what, where),
-        replicas=None if own else today.replicas,
-    )
-    freely = () if own else _freely(found, build(what, where, get(today.engine, version), found.options, workload))
+    today = read(version=version, model=what)
     ignored = (f"flags that change neither layout nor memory: {' '.join(today.ignored)}",) if today.ignored else ()
-    return _answer(msgspec.structs.replace(found, notes=(*found.notes, *today.notes, *ignored, *freely)))
+    # Degrees of one's own make another layout: the command's then count no more.
+    fixed = _fixed(own or _degrees_of(today.layout), what, where)
+    options = _settings.options(given, today.options)
+    notes = (*today.notes, *ignored)
+    return _Task(
+        what, where, get(today.engine, version), options, workload, fixed, None if own else today.replicas, notes
+    )  # fmt: skip
 
 
 def _freely(today: "types.Plan | types.NoPlan", free: "types.Plan | types.NoPlan") -> tuple[str, ...]:

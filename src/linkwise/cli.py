@@ -57,11 +57,27 @@ Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="write the plan to a file", rich_help_panel="Output")
 ]
 ModelName = Annotated[str, typer.Argument(help="catalogue name, folder with a config.json, or Hugging Face id")]
+_TODAY = "What runs today"
+AnyModel = Annotated[str | None, typer.Argument(help="as for fit; may be left out with what runs today")]
+FromCommand = Annotated[
+    str, typer.Option(help="a vllm, sglang or trtllm-serve command", metavar="COMMAND", rich_help_panel=_TODAY)
+]
+FromManifest = Annotated[
+    str,
+    typer.Option(
+        help="Kubernetes or compose file, or a folder of linkwise launch; FILE:NAME names one of several",
+        metavar="FILE",
+        rich_help_panel=_TODAY,
+    ),
+]
+FromRunning = Annotated[
+    str, typer.Option(help="a vLLM or SGLang server, such as http://host:8000", metavar="URL", rich_help_panel=_TODAY)
+]
 On = Annotated[str, typer.Option("--on", help="cluster: 8xh100-sxm, 2x8xh200-sxm (nodes first), or a YAML file")]
 EngineName = Annotated[
     str, typer.Option("--engine", help="vllm, sglang, trtllm or linkwise; vllm@0.11 names a version")
 ]
-# Of `plan`: left out, the command's own engine, or vllm without a command.
+# Left out: the engine of what runs today, or vllm where nothing is said.
 OwnEngine = Annotated[
     str | None,
     typer.Option("--engine", help="vllm, sglang, trtllm or linkwise; vllm@0.11 names a version  [default: vllm, "
@@ -137,12 +153,26 @@ def _option(name: str, kind: Any, word: settings.Word) -> inspect.Parameter:
 
 @_command()
 def fit(
-    model: ModelName, on: On, engine: EngineName = "vllm", *, settings: Any, ranks: Ranks = False, json: Json = False
+    model: Annotated[
+        str | None, typer.Argument(help="catalogue name, folder with a config.json, or Hugging Face id")
+    ] = None,
+    on: On = "",
+    engine: OwnEngine = None,
+    from_command: FromCommand = "",
+    from_manifest: FromManifest = "",
+    from_running: FromRunning = "",
+    *,
+    settings: Any,
+    ranks: Ranks = False,
+    json: Json = False,
 ) -> int:
     """Does it fit? What is the first thing that does not?"""
     from linkwise import api
 
-    found = api.fit(model, on, engine=engine, **settings)
+    found = api.fit(
+        model, on, engine=engine, from_command=from_command, from_manifest=from_manifest, from_running=from_running,
+        **settings,
+    )  # fmt: skip
     keep("fit", found)
     if json:
         print_json(found)
@@ -155,12 +185,12 @@ def fit(
 
 @_command()
 def plan(
-    model: Annotated[str | None, typer.Argument(help="as for fit; may be left out with --from-command")] = None,
+    model: AnyModel = None,
     on: On = "",
     engine: OwnEngine = None,
-    from_command: Annotated[
-        str, typer.Option(help="start from what runs today: a vllm, sglang or trtllm-serve command")
-    ] = "",
+    from_command: FromCommand = "",
+    from_manifest: FromManifest = "",
+    from_running: FromRunning = "",
     *,
     settings: Any,
     output: Output = None,
@@ -173,7 +203,10 @@ def plan(
     """How is it split, what does each link carry, how long does it take, and why this way?"""
     from linkwise import api
 
-    found = api.plan(model, on, engine=engine, from_command=from_command, **settings)
+    found = api.plan(
+        model, on, engine=engine, from_command=from_command, from_manifest=from_manifest, from_running=from_running,
+        **settings,
+    )  # fmt: skip
     from linkwise.report import plan as screens
 
     if isinstance(found, api.NoPlan):

@@ -70,7 +70,8 @@ def sets(asked: Asked, launcher: Launcher, cast: Cast, *, door: int = PORT) -> t
 
 
 def _set(asked: Asked, launcher: Launcher, cast: Cast, role: Role, layout: Layout, count: int, door: int) -> Set:
-    group = next(g for g in asked.groups if (g.role, g.layout) == (role, layout))
+    alike = [g for g in asked.groups if (g.role, g.layout) == (role, layout)]
+    group = alike[0]
     where = asked._replace(groups=(group,), far=True, hosts=(), multi_node="native")
     processes = launcher.processes(where, group, Ports(door))
     nodes = [p.node for p in processes]
@@ -85,9 +86,12 @@ def _set(asked: Asked, launcher: Launcher, cast: Cast, role: Role, layout: Layou
             " cannot be told to share one",
             where="--kubernetes", hint="The scripts for nodes (without --kubernetes) start it",
         )  # fmt: skip
-    _stays_together(asked, [group.devices[r] for r in range(layout.size)], group.name)
+    for each in alike:
+        _stays_together(asked, each.devices, each.name)
+    # One template serves them all: where they lie differently, what the closest of them needs.
+    block = max(_block(asked, list(dict.fromkeys(asked.cluster.node_of(d) for d in each.devices))) for each in alike)
     name = cast.name if role == "both" else f"{cast.name}-{role}"
-    return Set(name, role, layout, count, processes, _block(asked, nodes), launcher.files(where))
+    return Set(name, role, layout, count, processes, block, launcher.files(where))
 
 
 def _stays_together(asked: Asked, devices: Sequence[int], name: str) -> None:

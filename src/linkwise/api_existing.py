@@ -1,0 +1,53 @@
+"""What runs today, from any of the three places that say it: a launch command, files, or the server itself."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from linkwise import doors
+from linkwise.core.errors import InputError
+from linkwise.engine.base import Parsed
+from linkwise.model.types import Model
+
+
+class Read(Protocol):
+    """Reads it as the version has it; once more with the model, since a data-parallel flag depends on experts."""
+
+    def __call__(self, *, version: str | None, model: Model | None = None) -> Parsed: ...
+
+
+def reader(from_command: str = "", from_manifest: str | Path = "", from_running: str = "") -> Read | None:
+    """How to read what runs today; None when nothing is said. Raises InputError for more than one place."""
+    doors.of_type(from_command, str, "from_command", "the text of a command")
+    doors.of_type(from_running, str, "from_running", "the address of a server")
+    manifest = doors.path(from_manifest, "from_manifest") if from_manifest else ""
+    given = {"--from-command": from_command, "--from-manifest": manifest, "--from-running": from_running}
+    named = [name for name, text in given.items() if text]
+    if len(named) > 1:
+        raise InputError(" and ".join(named), where="what runs today", expected="one of them")
+    if from_command:
+        return _command(from_command)
+    return _manifest(manifest) if manifest else None
+
+
+def _command(text: str) -> Read:
+    from linkwise.engine.registry import parse_command
+
+    def read(*, version: str | None, model: Model | None = None) -> Parsed:
+        return parse_command(text, version=version, model=model)
+
+    return read
+
+
+def _manifest(path: str) -> Read:
+    from linkwise.launch.manifest import choose, load
+
+    name = ""
+    if not os.path.exists(path) and ":" in path:
+        path, _, name = path.rpartition(":")
+    found = choose(load(path), name, path)
+
+    def read(*, version: str | None, model: Model | None = None) -> Parsed:
+        return found.parse(version=version, model=model)
+
+    return read

@@ -1,0 +1,240 @@
+"""What someone already runs, read from manifests: layouts worked out by hand from the flags in them.
+
+The manifests are written here in the shapes of llm-d's guides, Dynamo's examples, LeaderWorkerSet's and compose files.
+"""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.launch.made import asked, deployment
+from tests.launch.test_kubernetes import CAST, pools
+from tests.test_cli import Shell
+
+import linkwise
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.launch import registry as launchers
+from linkwise.launch.expand import by_kubernetes, by_shell
+from linkwise.launch.kubernetes import registry
+from linkwise.launch.manifest import choose, load
+from linkwise.launch.write import write
+
+WIDE_EP = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: wide-ep-decode}
+spec:
+  replicas: 2
+  leaderWorkerTemplate:
+    size: 4
+    workerTemplate:
+      spec:
+        initContainers:
+        - {name: routing-proxy, image: some/sidecar:1, args: [--port=8000]}
+        containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.22.1
+          command: [/bin/bash, -c]
+          args:
+          - |-
+            # Clear shared memory on start
+            find /dev/shm -type f -delete
+            START_RANK=$(( ${LWS_WORKER_INDEX:-0} * DP_SIZE_LOCAL ))
+            exec vllm serve \\
+              deepseek-ai/DeepSeek-V3 \\
+              --port 8200 \\
+              --trust-remote-code \\
+              --enable-expert-parallel \\
+              --tensor-parallel-size $TP_SIZE \\
+              --data-parallel-size $((LWS_GROUP_SIZE * DP_SIZE_LOCAL)) \\
+              --data-parallel-size-local $DP_SIZE_LOCAL \\
+              --data-parallel-address ${LWS_LEADER_ADDRESS} \\
+              --data-parallel-start-rank $START_RANK \\
+              --kv_transfer_config '{"kv_connector":"NixlConnector", "kv_role":"kv_both"}' \\
+              --max-num-batched-tokens ${MAX_TOKENS}
+          env:
+          - {name: TP_SIZE, value: "1"}
+          - {name: DP_SIZE_LOCAL, value: "8"}
+          - {name: MAX_TOKENS, value: "512"}
+          - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}
+          resources: {limits: {nvidia.com/gpu: "8"}}
+"""
+DEPLOYMENTS = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: prefill}
+spec:
+  replicas: 8
+  template:
+    spec:
+      containers:
+      - name: modelserver
+        image: vllm/vllm-openai:v0.30.0
+        args: ["openai/gpt-oss-120b", "--tensor-parallel-size=1"]
+        resources: {limits: {nvidia.com/gpu: 1}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: decode}
+spec:
+  replicas: 2
+  template:
+    spec:
+      containers:
+      - name: modelserver
+        command: ["vllm", "serve"]
+        args: ["openai/gpt-oss-120b", "--tensor-parallel-size=$(TP)"]
+        env: [{name: TP, value: "4"}]
+        resources: {limits: {nvidia.com/gpu: "8"}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: s}
+spec: {selector: {a: b}, ports: [{port: 80}]}
+"""
+DYNAMO_OLD = """
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: g}
+spec:
+  services:
+    Frontend:
+      componentType: frontend
+      replicas: 1
+      extraPodSpec: {mainContainer: {image: i, command: [python3, -m, dynamo.frontend]}}
+    decode:
+      replicas: 3
+      multinode: {nodeCount: 2}
+      resources: {limits: {gpu: "8"}}
+      extraPodSpec:
+        mainContainer:
+          image: i
+          command: [python3, -m, dynamo.vllm]
+          args: [--model, meta-llama/Llama-3.3-70B-Instruct, --is-decode-worker, --tensor-parallel-size, "8",
+                 --pipeline-parallel-size, "2", --disaggregation-mode, decode]
+"""
+COMPOSE = """
+services:
+  proxy: {image: nginx:1, ports: ["80:80"]}
+  llm:
+    image: lmsysorg/sglang:v0.5.10
+    command: python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 2 --mem-fraction-static 0.8
+    deploy: {replicas: 2}
+"""
+
+
+def read(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_script_in_a_leader_worker_set(tmp_path: Path) -> None:
+    (one,) = load(read(tmp_path, WIDE_EP))
+    found = one.parse()
+    # 4 pods of 8 devices: 32 attention replicas of tp 1 share their experts.
+    assert found.layout == Layout(tp=1, dp_attn=32, ep=32)
+    assert (found.replicas, one.devices, found.options.max_batched_tokens) == (2, 32, 512)
+    assert found.model == "deepseek-ai/DeepSeek-V3"
+    assert not [note for note in found.notes if "devices" in note]
+
+
+def test_deployments_of_two_pools(tmp_path: Path) -> None:
+    path = read(tmp_path, DEPLOYMENTS)
+    prefill, decode = load(path)
+    assert (prefill.parse().layout, prefill.parse().replicas) == (Layout(tp=1), 8)
+    assert (decode.parse().layout, decode.parse().replicas) == (Layout(tp=4), 2)
+    assert "pods ask for 8 devices, the command uses 4" in decode.parse().notes[-1]
+    with pytest.raises(InputError, match="2 different commands.*prefill, decode"):
+        choose(load(path), "", str(path))
+    assert choose(load(path), "decode", str(path)).name == "decode"
+
+
+def test_a_dynamo_graph_of_the_older_kind(tmp_path: Path) -> None:
+    (one,) = load(read(tmp_path, DYNAMO_OLD))
+    assert (one.parse().layout, one.parse().replicas, one.devices) == (Layout(tp=8, pp=2), 3, 16)
+
+
+def test_a_compose_file(tmp_path: Path) -> None:
+    (one,) = load(read(tmp_path, COMPOSE))
+    found = one.parse()
+    assert (found.engine, found.layout, found.replicas) == ("sglang", Layout(tp=2), 2)
+    assert found.options.memory_utilization == 0.8
+
+
+@pytest.mark.parametrize(("kind", "launcher"), [("lws", "vllm"), ("llm-d", "vllm"), ("dynamo", "dynamo")])
+def test_what_we_write_is_read_back(tmp_path: Path, kind: str, launcher: str) -> None:
+    rows = [range(n * 16, (n + 1) * 16) for n in range(2)]
+    given = asked("llama-3.3-70b", "vllm", rows, Layout(tp=8, pp=2))
+    path = read(tmp_path, registry.manifest(kind, given, launchers.get(launcher), CAST))
+    one = choose(load(path), "", str(path))
+    assert (one.parse().layout, one.parse().replicas, one.devices) == (Layout(tp=8, pp=2), 2, 16)
+    path = read(tmp_path, registry.manifest(kind, pools(), launchers.get(launcher), CAST))
+    found = {one.name.removeprefix("it-"): one.parse() for one in load(path)}
+    assert {name: (p.layout, p.replicas) for name, p in found.items()} == {
+        "prefill": (Layout(tp=4), 2), "decode": (Layout(tp=8), 1),
+    }  # fmt: skip
+
+
+def test_our_own_folder_is_read_back(tmp_path: Path) -> None:
+    rows = [range(n * 16, (n + 1) * 16) for n in range(2)]
+    for engine in ("vllm", "sglang", "trtllm"):
+        made = deployment(asked("llama-3.3-70b", engine, rows, Layout(tp=8, pp=2)))
+        write(made, tmp_path / engine)
+        one = choose(load(tmp_path / engine), "", "x")
+        assert (one.parse().engine, one.parse().layout, one.parse().replicas) == (engine, Layout(tp=8, pp=2), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: b\n", "no container starts a known engine"),
+        ("kind: Deployment\nspec: 5\n", "no container starts"),
+        (DEPLOYMENTS.replace("replicas: 8", "replicas: many"), "'many'"),
+        (DEPLOYMENTS.replace('"--tensor-parallel-size=1"', '"--tensor-parallel=1"'), "unknown flag"),
+        ("x: {{ .Values.a }}\n", "Helm template"),
+        ("a: &a [1]\nb: *a\n", "aliases"),
+        ("---\n" * 600, "documents"),
+    ],
+)
+def test_files_that_say_nothing_or_too_much(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        for one in load(read(tmp_path, text)):
+            one.parse()
+
+
+def test_expansion_is_arithmetic_and_names_alone() -> None:
+    known = {"A": "3", "B": "x y"}
+    assert by_shell("$A ${A} ${C:-d} $((A * 2 + 1)) $((7 / 2)) ${B}", known) == "3 3 d 7 3 x y"
+    assert by_shell("N=4\nrun $((N * A))", known) == "N=4\nrun 12"
+    for kept in ("$(id)", "`id`", "$((A ** 2))", "$((9/0))", "$UNKNOWN", "${A//b/c}", "$((__import__))"):
+        assert by_shell(kept, known) == kept
+    assert by_kubernetes("$(A) $$(A) $(NO)", known) == "3 $(A) $(NO)"
+
+
+def test_fit_and_plan_of_what_runs_today(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(capsys, tmp_path)
+    read(tmp_path, DEPLOYMENTS)
+    ran = shell("plan --from-manifest m.yaml:decode --on 2x8xh100-sxm --isl 1000 --osl 100 -o p.json")
+    assert (ran.code, ran.err) == (0, "")
+    found = linkwise.load("p.json")
+    assert isinstance(found, linkwise.Plan)
+    assert (found.layout, found.replicas, found.model.name) == (Layout(tp=4), 2, "openai/gpt-oss-120b")
+    ran = shell("fit --from-manifest m.yaml:decode --on 8xh100-sxm")
+    assert ran.code == 0
+    assert "tp4" in ran.out
+    today = linkwise.fit(on="8xh100-sxm", from_command="vllm serve openai/gpt-oss-120b -tp 2")
+    assert (today.fits, today.layout) == (True, Layout(tp=2))
+    assert shell("fit --on 8xh100-sxm").code == 2
+    assert shell("plan --from-manifest m.yaml --on 8xh100-sxm").code == 2
+    ran = shell("plan --from-manifest m.yaml --from-command vllm --on 8xh100-sxm")
+    assert ran.code == 2
+    assert "one of them" in ran.err
+    shell("launch p.json -o d")
+    assert shell("fit --from-manifest d --on 8xh100-sxm").code == 0
+    assert list(yaml.safe_load_all((tmp_path / "m.yaml").read_text()))
