@@ -236,3 +236,15 @@ def test_a_rank_that_is_known_to_be_stopped_is_no_witness():
     for rows in (by_message, by_call):
         given = evidence(rows, {"pp": (0, 1)}, world=2, units=units)
         assert named(diagnose(msgspec.structs.replace(given, facts=(stopped,)))) == [("stopped_rank", (1,), True)]
+
+
+def test_of_two_the_device_that_has_not_begun_is_the_one_the_other_waits_for():
+    rows = {0: enqueued(6, 5, ("started",), group="pp"), 1: enqueued(6, 5, ("scheduled",), group="pp")}
+    found = diagnose(evidence(rows, {"pp": (0, 1)}, world=2, transport="nccl"))
+    assert named(found) == [("device_error", (1,), True)]
+
+
+def test_one_device_in_a_call_of_four_does_not_say_who_is_the_odd_one():
+    rows = {rank: enqueued(6, 5, ("scheduled",)) for rank in range(3)} | {3: enqueued(6, 5, ("started",))}
+    found = diagnose(evidence(rows, FOUR, world=4, transport="nccl"))
+    assert named(found) == [("hang", (), False)]

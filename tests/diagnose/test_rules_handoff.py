@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from linkwise.diagnose.case import Case
@@ -144,7 +145,7 @@ def record(rank: int, side: str, times: Sequence[tuple[int, int]], *, allocate: 
         Event(-1, "kv", "", op, n, 4096, "uint8", row.peers[0], row.began_ns, row.began_ns, row.ended_ns, "done")
         for n, row in enumerate(rows)
     ]
-    head = Head(rank=rank, world=4, groups={"kv": (0, 1, 2, 3)})
+    head = Head(rank=rank, world=4, host="a", groups={"kv": (0, 1, 2, 3)})
     return RankTrace(head=head, calls=of_events(calls), handoffs=rows)
 
 
@@ -169,6 +170,13 @@ class TestRecords:
         (finding,) = found(ranks=ranks)
         assert (finding.class_, finding.original_fault.ranks) == ("handoff_stalled", (3,))
         assert "decode side" in finding.summary
+
+    def test_beginnings_on_clocks_that_nothing_binds_are_not_compared(self) -> None:
+        # Rank 3's host is ahead by 10 s, and no call ties its clock to the others'.
+        ahead = [(10_001, 10_005)] * 4
+        ranks = [record(0, "send", WELL), record(1, "send", WELL), record(2, "take", WELL), record(3, "take", ahead)]
+        ranks[3] = msgspec.structs.replace(ranks[3], head=msgspec.structs.replace(ranks[3].head, host="b"))
+        assert found(ranks=ranks) == []
 
     def test_blocks_that_take_long_to_get(self) -> None:
         ranks = [record(rank, "send" if rank < 2 else "take", [(90, 95)] * 4, allocate=88) for rank in range(4)]

@@ -42,7 +42,7 @@ def find(case: Case) -> Iterator[Finding]:
     slow = _slow(case, parts)
     yield from (_sender(case, place, why) if side == "send" else _taker(case, place, why) for place, side, why in slow)
     if not slow:
-        yield from _allocation(parts)
+        yield from _allocation(case, parts)
 
 
 def _parts(case: Case) -> dict[tuple[str, str, int], list[Part]]:
@@ -69,10 +69,13 @@ def _slow(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> list[tup
     for rows in parts.values():
         sides = {side: [part for part in rows if part.row.side == side] for side in ("send", "take")}
         for side, mine in sides.items():
-            first = min((part.began_ns for part in mine), default=0)
+            first: dict[int, int] = {}  # by island of clocks: beginnings on others are not compared
+            for part in mine:
+                island = case.clocks.island[part.place]
+                first[island] = min(part.began_ns, first.get(island, part.began_ns))
             for part in mine:
                 took[part.place, side].append(part.ended_ns - part.began_ns)
-                late[part.place, side].append(part.began_ns - first)
+                late[part.place, side].append(part.began_ns - first[case.clocks.island[part.place]])
     late_ns = {key: float(np.median(values)) for key, values in late.items()}
     spent = {key: float(np.median(values)) + late_ns[key] for key, values in took.items()}
     found: dict[str, list[tuple[int, list[str]]]] = {"send": [], "take": []}
@@ -144,10 +147,13 @@ def _taker(case: Case, place: int, why: list[str]) -> Finding:
     )
 
 
-def _allocation(parts: dict[tuple[str, str, int], list[Part]]) -> Iterator[Finding]:
-    """Time that goes into getting blocks, or into waiting until there are any."""
+def _allocation(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> Iterator[Finding]:
+    """Time that goes into getting blocks, or into waiting until there are any. Times are those of the end that takes,
+    and of whoever has a clock that can be held against it."""
     getting, waiting, whole = [], [], []
-    for rows in parts.values():
+    for all_rows in parts.values():
+        ends = [one for one in all_rows if one.row.side == "take"] or all_rows
+        rows = [one for one in all_rows if case.clocks.island[one.place] == case.clocks.island[ends[0].place]]
         part = max(rows, key=lambda one: one.ended_ns)
         queued = part.queued_ns or part.began_ns
         whole.append(max(1, part.ended_ns - queued))

@@ -123,7 +123,8 @@ def _not_started(case: Case) -> dict[int, list[str]]:
                 and on_device(case.joined, one.who)
             }
             inside = [rank for rank in begun if members[rank].completed < number]
-            if not inside or len(rest) >= len(begun):
+            few = len(rest) >= len(begun) and len(members) > 2
+            if not inside or few:
                 continue
             for rank, one in rest.items():
                 front = case.fronts.get(one.who)
@@ -364,10 +365,11 @@ def _reporter(case: Case) -> str:
         return f"rank {timed[0].rank} ({timed[0].kind})"
     rows = case.joined.rows
     since = [
-        (int(rows.created_ns[row]), rank)
+        (int(rows.created_ns[row]), rank, case.clocks.island[one.who])
         for stall in case.stalls
         for rank, one in case.board[stall.group].items()
         for row in one.open[:1]
         if rows.created_ns[row] > 0
     ]
-    return f"rank {min(since)[1]} (waits longest)" if since else ""
+    comparable = len({island for _, _, island in since}) == 1
+    return f"rank {min(since)[1]} (waits longest)" if comparable else ""

@@ -10,14 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.counters import grown
-from linkwise.diagnose.progress import on_device
+from linkwise.diagnose.rules.cause import NEXT, WORDS, cause_of, low, peers_of, refused, taken
 from linkwise.diagnose.rules.compute import like_its_peers
-from linkwise.diagnose.steps import LEAST, own_times, work_ns
+from linkwise.diagnose.steps import LEAST, own_times
 from linkwise.diagnose.timing import Timing
-from linkwise.diagnose.types import Cause, Fault, Finding
-from linkwise.trace.calls import Ints
-from linkwise.trace.facts import Fact
+from linkwise.diagnose.types import Fault, Finding
 
 # A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long
 # as its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
@@ -31,9 +28,6 @@ PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is a
 SHARED = 0.5  # of the record lost to others on the same cores, without a quota: less is a busy machine, no rank's fault
 ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
 PAUSE_NS = 2_000_000_000  # one stop this long is a stop; a second passes on a host that is overloaded
-DELAY = "cpu.run_delay_ns"
-CONTENTION = ("cpu.nr_throttled", "cpu.throttled_us", DELAY)
-_NS = {"cpu.throttled_us": 1e3, DELAY: 1.0}
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -49,26 +43,12 @@ def find(case: Case) -> Iterator[Finding]:
         return
     for who in late:
         found = _finding(case, t, who)
-        if found.cause != "contention" or _refused(case, who) or t.own_ns[who] >= SHARED * t.elapsed_ns:
+        if found.cause != "contention" or refused(case, who) or t.own_ns[who] >= SHARED * t.elapsed_ns:
             yield found
     if not late:
         yield from _slow_stage_rank(case)
         yield from _paused(case, t)
         yield from _rotating(case, t)
-
-
-def _peers(case: Case, who: int) -> list[int]:
-    """Records a rank's own time is held against: those of its pool and pipeline stage, else of its pool."""
-    head = case.joined.ranks[who].head
-    own = head.unit, head.pool
-    unit = [n for n, one in enumerate(case.joined.ranks) if (one.head.unit, one.head.pool) == own and n != who]
-    same = [place for place in unit if case.joined.ranks[place].head.shard.get("pp") == head.shard.get("pp")]
-    return same or unit
-
-
-def _low(values: np.ndarray) -> float:
-    """The lower middle: of two, the smaller."""
-    return float(np.sort(values)[(len(values) - 1) // 2]) if len(values) else 0.0
 
 
 def _late(case: Case, t: Timing) -> list[int]:
@@ -79,8 +59,8 @@ def _late(case: Case, t: Timing) -> list[int]:
             least = max(least, BURST_NS)
         if t.own_ns[who] < least or t.own_calls[who] < CALLS:
             continue
-        peers = _peers(case, who)
-        if peers and t.own_ns[who] >= RATIO * _low(t.own_ns[peers]) and _beyond_clocks(case, t, who):
+        peers = peers_of(case, who)
+        if peers and t.own_ns[who] >= RATIO * low(t.own_ns[peers]) and _beyond_clocks(case, t, who):
             found.append(who)
     return sorted(found, key=lambda who: -t.own_ns[who])
 
@@ -148,7 +128,7 @@ def _stage(case: Case, t: Timing, late: list[int]) -> Finding | None:
     rest = [one for one in stages if one is not slow and _unit(case, one) == _unit(case, slow)]
     if not rest:
         return None
-    own, layers = _low(np.asarray([one.own_ns for one in rest])), _low(np.asarray([float(one.layers) for one in rest]))
+    own, layers = low(np.asarray([one.own_ns for one in rest])), low(np.asarray([float(one.layers) for one in rest]))
     if (
         slow.layers < UNEVEN * layers
         or slow.own_ns < UNEVEN * own
@@ -180,15 +160,15 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
         rest = [s.per_layer_ns for s in stages if s is not one and _unit(case, s) == _unit(case, one)]
         if len(one.places) != 1 or not rest:
             continue
-        usual = _low(np.asarray(rest))
+        usual = low(np.asarray(rest))
         if one.per_layer_ns < STAGE_RATIO * usual or one.own_ns < PIPELINE_NS:
             continue
         who = one.places[0]
         behind = (one.own_ns - usual * max(1, one.layers)) * one.steps
-        cause, evidence = _cause(case, None, who, behind)
+        cause, evidence = cause_of(case, None, who, behind)
         yield Finding(
             class_="late_rank",
-            summary=f"{case.name(who)} takes longer for its layers than the other stages ({_CAUSES[cause]})",
+            summary=f"{case.name(who)} takes longer for its layers than the other stages ({WORDS[cause]})",
             original_fault=case.fault(who),
             cause=cause,
             first_reporter="the stage after it",
@@ -199,7 +179,7 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
                 f"its own time is {one.own_ns / 1e6:.3g} ms a step (lower quarter of {one.steps})",
                 *evidence[:5],
             ),
-            next=_NEXT[cause].format(
+            next=NEXT[cause].format(
                 rank=case.joined.ranks[who].head.rank, host=case.joined.ranks[who].head.host or "its host"
             ),
             recovery="restart group" if cause in {"device", "host"} else "none",
@@ -217,7 +197,7 @@ def _layers(case: Case, place: int) -> int:
 
 def _finding(case: Case, t: Timing, who: int) -> Finding:
     head = case.joined.ranks[who].head
-    cause, evidence = _cause(case, t, who, float(t.own_ns[who]))
+    cause, evidence = cause_of(case, t, who, float(t.own_ns[who]))
     led = t.lead == who
     waits = t.wait[led & (t.wait > 0)]
     own, rest = _own_before(case, t, who)
@@ -230,149 +210,16 @@ def _finding(case: Case, t: Timing, who: int) -> Finding:
     ]
     return Finding(
         class_="late_rank",
-        summary=f"{case.name(who)} is late by its own doing ({_CAUSES[cause]})",
+        summary=f"{case.name(who)} is late by its own doing ({WORDS[cause]})",
         original_fault=case.fault(who),
         cause=cause,
         first_reporter=_victim(case, t, who),
         confidence=min(0.95, 0.6 + t.own_ns[who] / t.elapsed_ns),
         waited_s=float(t.own_ns[who] / 1e9),
         evidence=(*first, *evidence[:5]),
-        next=_NEXT[cause].format(rank=head.rank, host=head.host or "its host"),
+        next=NEXT[cause].format(rank=head.rank, host=head.host or "its host"),
         recovery="restart group" if cause in {"device", "host"} else "none",
     )
-
-
-_CAUSES: dict[str, str] = {
-    "host": "it enters calls late: its process, not its device",
-    "device": "it enters in time and its device comes late",
-    "contention": "its CPU time is taken from it",
-    "": "its process or its device: what its record holds does not say which",
-}
-_NEXT: dict[str, str] = {
-    "host": "py-spy dump of rank {rank}, and what else runs on {host}",
-    "device": "nvidia-smi -q -d PERFORMANCE,ECC on {host}",
-    "contention": "cpu.stat of its cgroup and /proc/PID/schedstat on {host}; give it cores of its own",
-    "": "nvidia-smi -q -d PERFORMANCE,ECC on {host}; a profile of rank {rank} with its host's calls and its kernels",
-}
-
-
-def _cause(case: Case, t: Timing | None, who: int, late_ns: float) -> tuple[Cause, list[str]]:
-    """late_ns: how much it was late in all, of which CPU time that was taken from it, and not from its peers as well,
-    must explain at least half."""
-    taken = [(fact, more) for fact, more in _taken(case) if _of(case, fact, who)]
-    peers = _peers(case, who)
-    lost = []
-    for fact, more in taken:
-        same = [
-            next((f_more for f, f_more in grown(case, fact.name) if _of(case, f, peer)), 0.0)
-            for peer in (peers if fact.rank >= 0 else ())
-        ]
-        lost.append((more - _low(np.asarray(same))) * _NS.get(fact.name, 0))
-    if taken and (max(lost) >= 0.5 * late_ns or not any(lost)):
-        return "contention", [
-            f"{fact.name} grew by {more:g}" + (f": {fact.text}" if fact.text else "") for fact, more in taken
-        ]
-    broken = [fact for fact in case.facts("device") if _of(case, fact, who)]
-    if broken:
-        return "device", [fact.text or fact.name for fact in broken]
-    if not on_device(case.joined, who):
-        return "host", []  # its calls run on the host, and nothing else does
-    return ("", []) if t is None else _host_or_device(case, t, who)
-
-
-def _host_or_device(case: Case, t: Timing, who: int) -> tuple[Cause, list[str]]:
-    """Enqueued late: the host; enqueued in time and started late: the device. A host that waits for its device's work
-    before it goes on enqueues late as well, but then its kernels take longer than its peers' do."""
-    split, longer = _split(case, t, who), _longer(case, t, who)
-    if split is None and longer is None:
-        return "", []
-    host, device = split or (0.0, 0.0)
-    told = (
-        [f"entered {host / 1e6:.3g} ms later than its peers, its device {device / 1e6:.3g} ms later"] if split else []
-    )
-    if split and device > host:
-        return "device", told
-    late = host + device if split else float(np.median(t.wait[(t.lead == who) & (t.wait > 0)]))
-    if longer is not None:
-        told.append(f"its kernels before these calls take {longer / 1e6:.3g} ms longer than its peers'")
-        if longer >= 0.5 * late:
-            return "device", told
-    return "host", told
-
-
-def _refused(case: Case, who: int) -> bool:
-    """Whether a quota stopped a rank while somebody looked."""
-    return any(_of(case, fact, who) and fact.name != DELAY for fact, _ in _taken(case))
-
-
-def _of(case: Case, fact: Fact, who: int) -> bool:
-    """Whether a fact is of a rank: by number, or by its host and device."""
-    head = case.joined.ranks[who].head
-    if fact.rank >= 0:
-        return fact.rank == head.rank and fact.label("unit", head.unit) == head.unit
-    return bool(fact.host) and fact.host == head.host and fact.device in {"", head.device}
-
-
-def _taken(case: Case) -> list[tuple[Fact, float]]:
-    """Counters of CPU time that processes were refused: any throttling; a run delay only when it is a good part of
-    what the process ran."""
-    ran = {(f.host, f.rank, f.label("pid")): more for f, more in grown(case, "cpu.run_ns", since_start=True)}
-    return [
-        (fact, more)
-        for fact, more in grown(case, *CONTENTION, since_start=True)
-        if more > (0.5 * ran.get((fact.host, fact.rank, fact.label("pid")), np.inf) if fact.name == DELAY else 0)
-    ]
-
-
-def _split(case: Case, t: Timing, who: int) -> tuple[float, float] | None:
-    """Median lateness of a rank in the calls it came last to, in entering and on the device, in ns; None where no call
-    has both times on all members."""
-    rows, first = case.joined.rows, case.joined.first
-    host, device = [], []
-    for call in np.flatnonzero((t.lead == who) & (t.wait > 0))[-2000:].tolist():
-        span = slice(int(first[call]), int(first[call + 1]))
-        mine = rows.who[span] == who
-        created, started = rows.created_ns[span], rows.started_ns[span]
-        if (created <= 0).any() or (started <= 0).any() or mine.all():
-            continue
-        delay = started - created
-        host.append(float(created[mine][0] - _low(created[~mine])))
-        device.append(float(delay[mine][0] - _low(delay[~mine])))
-    return (float(np.median(host)), float(np.median(device))) if host else None
-
-
-def _longer(case: Case, t: Timing, who: int) -> float | None:
-    """How much longer a rank's own recorded work takes than its peers', in ns (median) before each call it came last
-    to; None where records name no work."""
-    rows, first = case.joined.rows, case.joined.first
-    work = work_ns(case.joined)
-    done = {place: _Work(case, place, work) for place in (who, *_peers(case, who))}
-    found = []
-    for call in np.flatnonzero((t.lead == who) & (t.wait > 0))[-500:].tolist():
-        took = {}
-        for row in range(int(first[call]), int(first[call + 1])):
-            place = int(rows.who[row])
-            if place in done and t.arrive[row] > 0 and t.gap[row] >= 0:
-                took[place] = done[place].within(int(t.arrive[row] - t.gap[row]), int(t.arrive[row]))
-        rest = [time for place, time in took.items() if place != who]
-        if who in took and rest and max(took.values()) > 0:
-            found.append(took[who] - _low(np.asarray(rest)))
-    return float(np.median(found)) if found else None
-
-
-class _Work:
-    """A record's own work in time."""
-
-    def __init__(self, case: Case, place: int, work: Ints) -> None:
-        alone = case.joined.alone
-        mine = np.flatnonzero((alone.who == place) & (work > 0))
-        mine = mine[np.argsort(alone.started_ns[mine], kind="stable")]
-        self._begin, self._sum = alone.started_ns[mine], np.append(0, np.cumsum(work[mine]))
-
-    def within(self, begin: int, end: int) -> float:
-        """Ns of work that began in a stretch of time."""
-        a, b = np.searchsorted(self._begin, (begin, end), side="left")
-        return float(self._sum[b] - self._sum[a])
 
 
 def _own_before(case: Case, t: Timing, who: int) -> tuple[float, float]:
@@ -402,7 +249,7 @@ def _paused(case: Case, t: Timing) -> Iterator[Finding]:
     wait = int(t.wait[call])
     if wait < PAUSE_NS or wait < SHARE * t.elapsed_ns or t.own_ns[who] < 0.5 * wait:
         return
-    if _cause(case, t, who, wait)[0] == "contention" and not _refused(case, who):
+    if cause_of(case, t, who, wait)[0] == "contention" and not refused(case, who):
         return  # it could have run, and others did
     yield Finding(
         class_="stopped_rank",
@@ -424,7 +271,7 @@ def _rotating(case: Case, t: Timing) -> Iterator[Finding]:
     if whole < ROTATING_SHARE * t.elapsed_ns or some.sum() < max(ROTATING_RANKS, 0.6 * len(t.own_ns)):
         return
     hints = [f for f in case.facts("setting") if f.name in {"cpu_bind", "omp_threads"}]
-    hints += [fact for fact, _ in _taken(case)]
+    hints += [fact for fact, _ in taken(case)]
     if not hints:
         return
     hosts = {rank.head.host for rank in case.joined.ranks}
