@@ -4,12 +4,15 @@ Dumps are made here in the form of PyTorch's flight recorder (pickles without st
 eight inside data-parallel groups; at the end one rank does not come, and the answer must name it. Asked: 16 real ranks
 under 1 s (the shared labelled dumps, when they are beside the repository), 1,024 ranks x 2,000 entries under 25 s and
 1 GB, 200 MB of Kineto under 20 s. Beside it, torch's own analyser on the same dumps, as a ratio, where it takes them.
+Then logs: 200 MB each as vLLM (requests, figures), SGLang (figures of eight ranks on every line) and NCCL (a line a
+call) write them, asked 20 MB/s, and 100 MB of metrics, one scrape after the other, asked 10 MB/s; of processor time.
 
     python benchmarks/diagnose_speed.py [ranks entries]
 """
 
 import json
 import pickle
+import resource
 import subprocess
 import sys
 import tempfile
@@ -101,6 +104,106 @@ def kineto(path: Path, megabytes: int) -> None:
         file.write('{"ph":"i","name":"end","ts":0,"pid":0,"tid":0}\n]}')
 
 
+def vllm_lines(number: int) -> str:
+    """A second of an API server: 28 requests, their answers, a line of figures, and a heartbeat a minute."""
+    at = f"02-{1 + number // 86400:02} {number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}"
+    rows = [
+        f"(APIServer pid=428) INFO {at} [loggers.py:127] Engine 000: Avg prompt throughput: 900.5 tokens/s, Avg"
+        f" generation throughput: 610.5 tokens/s, Running: {number % 40} reqs, Waiting: 7 reqs, GPU KV cache"
+        " usage: 12.5%"
+    ]
+    for one in range(28):
+        rows.append(
+            f"(APIServer pid=428) INFO {at} [logger.py:41] Received request chatcmpl-{number:08x}{one:04x}: prompt:"
+            " 'Tell me about the history of transport in batches', params: SamplingParams(n=1, top_p=0.8)"
+        )
+        rows.append(
+            f"(APIServer pid=428) INFO:     10.0.{one}.7:{30000 + number % 9999} -"
+            ' "POST /v1/chat/completions HTTP/1.1" 200 OK'
+        )
+    if number % 60 == 0:
+        rows.append(
+            f"(EngineCore_DP0 pid=265) INFO {at} [shm_broadcast.py:466] No available shared memory broadcast block"
+            " found in 60 second(s)."
+        )
+    return "\n".join(rows) + "\n"
+
+
+def sglang_lines(number: int) -> str:
+    """A decode batch of eight ranks."""
+    at = f"2026-05-{1 + number // 86400:02} {number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}"
+    return "".join(
+        f"[{at} DP{rank // 4} TP{rank} EP{rank}] Decode batch [{number}], #running-req: {number % 30}, #token: 532160,"
+        " token usage: 0.04, accept len: 4.40, pre-allocated usage: 0.18, #prealloc-req: 4, #transfer-req: 37,"
+        " #retracted-req: 2, cuda graph: True, gen throughput (token/s): 11.87, #queue-req: 0\n"
+        for rank in range(8)
+    )
+
+
+def nccl_lines(number: int) -> str:
+    """The making of a communicator of eight ranks, then a call of each."""
+    front = [f"node1:{100 + rank}:{100 + rank} [{rank}] NCCL INFO " for rank in range(8)]
+    if number == 0:
+        return "".join(
+            f"{front[rank]}ncclCommInitRank comm 0x5{rank} rank {rank} nranks 8 cudaDev {rank} nvmlDev {rank} busId"
+            f" {rank + 1}b000 commId 0x7 - Init COMPLETE\n"
+            for rank in range(8)
+        )
+    return "".join(
+        f"{front[rank]}AllReduce: opCount {number:x} sendbuff 0x7f8f4a000000 recvbuff 0x7f8f4a000000 acc (nil) count"
+        f" 4194304 datatype 9 op 0 root 0 comm 0x5{rank} [nranks=8] stream 0x55d1c0\n"
+        for rank in range(8)
+    )
+
+
+def metrics_lines(number: int) -> str:
+    """A scrape of eight GPUs (all of it is asked for) and of an engine's histograms (nearly none of it is)."""
+    rows = [f"# scrape {1_780_000_000 + number * 15}"]
+    for gpu in range(8):
+        labels = (
+            f'gpu="{gpu}",UUID="GPU-{gpu}-aaaa",pci_bus_id="00000000:{gpu + 1}B:00.0",device="nvidia{gpu}",'
+            'modelName="NVIDIA H100 80GB HBM3",Hostname="node7",DCGM_FI_DRIVER_VERSION="550.54"'
+        )
+        for name in ("GPU_TEMP", "POWER_USAGE", "GPU_UTIL", "SM_CLOCK", "PCIE_REPLAY_COUNTER", "XID_ERRORS"):
+            rows.append(f"DCGM_FI_DEV_{name}{{{labels}}} {0 if name == 'XID_ERRORS' else number % 50}")
+    for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "request_queue_time_seconds"):
+        labels = 'engine="0",model_name="meta-llama/Llama-3.1-70B-Instruct"'
+        rows += [f'vllm:{name}_bucket{{{labels},le="{2**step / 1000}"}} {number}' for step in range(22)]
+        rows += [f"vllm:{name}_sum{{{labels}}} {number * 1.5}", f"vllm:{name}_count{{{labels}}} {number * 7}"]
+    return "\n".join(rows) + "\n"
+
+
+LOGS = {
+    "vLLM log": (vllm_lines, 200, 20.0), "SGLang log": (sglang_lines, 200, 20.0), "NCCL log": (nccl_lines, 200, 20.0),
+    "Prometheus metrics": (metrics_lines, 100, 10.0),
+}  # fmt: skip
+
+
+def logs(folder: Path, linkwise: str) -> bool:
+    """The speed of each kind of log, whole process. Nothing in them is a fault."""
+    met = True
+    for name, (rows, megabytes, asked) in LOGS.items():
+        path = folder / f"{name.split()[0].lower()}.log"
+        with path.open("w") as file:
+            number = 0
+            while file.tell() < megabytes * 10**6:
+                file.write("".join(rows(n) for n in range(number, number + 100)))
+                number += 100
+        before = _children_s()
+        seconds, peak, code, _ = whole([linkwise, "diagnose", str(path)])
+        cpu_s = _children_s() - before
+        title = f"{megabytes} MB of {name}, CPU: {megabytes / cpu_s:.0f} MB/s (wall {seconds:.1f} s)"
+        met &= line(title, cpu_s, peak, megabytes / asked, 2000, code == 0)
+        path.unlink()
+    return met
+
+
+def _children_s() -> float:
+    """Processor time of all that this process started and waited for, which others' work does not lengthen."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def whole(words: list[str]) -> tuple[float, float, int, str]:
     """Seconds, largest resident memory in MB (of the process and its children), exit code, standard output."""
     start = time.perf_counter()
@@ -117,7 +220,7 @@ def whole(words: list[str]) -> tuple[float, float, int, str]:
 def line(name: str, seconds: float, peak: float, asked_s: float, asked_mb: float, right: bool) -> bool:
     met = seconds <= asked_s and peak <= asked_mb and right
     verdict = "met" if met else "MISSED" if right else "WRONG ANSWER"
-    print(f"{name:44} {seconds:6.2f} s {peak:7.0f} MB   asked {asked_s:g} s, {asked_mb:g} MB   {verdict}", flush=True)
+    print(f"{name:58} {seconds:6.2f} s {peak:7.0f} MB   asked {asked_s:g} s, {asked_mb:g} MB   {verdict}", flush=True)
     return met
 
 
@@ -144,6 +247,8 @@ def main() -> int:
         kineto(trace, 200)
         seconds, peak, code, _ = whole([linkwise, "diagnose", str(trace)])
         met &= line("200 MB of Kineto", seconds, peak, 20.0, 4000, code in {0, 1, 3})
+        trace.unlink()
+        met &= logs(Path(name), linkwise)
     return 0 if met else 1
 
 

@@ -19,6 +19,7 @@ from linkwise.trace.readers.watchdog import Watchdog
 
 FORMAT = "NCCL log"
 MAX_FACTS = 50_000
+MAX_FRONTS = 4_096
 
 _OURS = re.compile(r" NCCL (?:INFO|WARN|TRACE) |Watchdog caught collective|last enqueued (?:NCCL )?work: ")
 _IB_NICS = re.compile(r"\[\d{1,3}\](\w{1,60}:\d{1,3})/(\w{1,20})")
@@ -83,6 +84,7 @@ class Log:
         self._clock = Clock(date_ns)
         self._watchdog = Watchdog(where)
         self._processes = Processes()
+        self._fronts: dict[str, Process] = {}  # by what stands before NCCL INFO, without a time the same on all lines
         self._ways: dict[tuple[int, int, str, int], list[int]] = {}  # place of the fact, number of its channels
         self._told: list[_Told] = []
         self._seen: set[tuple[str, ...]] = set()
@@ -96,25 +98,30 @@ class Log:
             front = re.sub(r"\[([IWEF])(\d{3}) ", r"[\g<1>0\2 ", line[:80])
             if self._watchdog.take(number, line, self._clock(front)):
                 return True
-        parsed = lines.parsed(line)
-        if parsed is None:
-            return False
-        process = self._processes.of(parsed)
+        front, info, text = line[: lines.MAX_LINE].partition(" NCCL INFO ")
+        process, warn = self._fronts.get(front) if info else None, False
         if process is None:
-            self._lost += 1
-            return True
-        if process.hint < 0:
-            process.hint = lines.launcher_rank(line)
-        if "opCount" in parsed.text and (call := lines.call(parsed.text)):
+            parsed = lines.parsed(line)
+            if parsed is None:
+                return False
+            process, warn, text = self._processes.of(parsed), parsed.warn, parsed.text
+            if process is None:
+                self._lost += 1
+                return True
+            if process.hint < 0:
+                process.hint = lines.launcher_rank(line)
+            if info and not warn and len(self._fronts) < MAX_FRONTS:
+                self._fronts[front] = process
+        if "opCount" in text and (call := lines.call(text)):
             self._processes.call(process, call)
-        elif "Init" in parsed.text and (joined := lines.communicator(parsed.text)):
+        elif "Init" in text and (joined := lines.communicator(text)):
             self._processes.join(process, joined)
-        elif " via " in parsed.text and (way := lines.way(parsed.text)):
-            self._way(process, way, number, parsed.text)
-        elif parsed.warn:
-            self._warning(process, parsed.text, number, self._clock(line[:120]))
+        elif " via " in text and (way := lines.way(text)):
+            self._way(process, way, number, text)
+        elif warn:
+            self._warning(process, text, number, self._clock(line[:120]))
         else:
-            self._fact(process, parsed.text, number)
+            self._fact(process, text, number)
         return True
 
     def reading(self) -> Reading:
