@@ -79,3 +79,14 @@ def test_ranks_that_a_driver_saw_end_are_told_by_that():
     ends = tuple(fact("exit", "died", -9, rank=rank) for rank in range(8, 16))
     found = diagnose(msgspec.structs.replace(two_hosts(waits=True), facts=ends))
     assert not [one for one in found.findings if "not collected" in one.summary]
+
+
+def test_stages_that_are_missing_together_are_one_question():
+    # pp4 of one rank a stage, on four hosts nobody names: of stages 2 and 3 there is nothing.
+    rows = {
+        0: [row._replace(peer=1) for row in calls(4, op="send", group="pp")],
+        1: [row._replace(peer=2) for row in calls(4, open_last=True, op="send", group="pp")],
+    }
+    (one,) = diagnose(evidence(rows, {"pp": (0, 1, 2, 3)}, world=4, hosts={0: "a", 1: "b"})).findings
+    assert one.summary.startswith("pipeline stages 2, 3 (ranks 2, 3)")
+    assert not one.decided

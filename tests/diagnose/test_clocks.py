@@ -2,6 +2,8 @@
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.diagnose.made import BASE, MS, Step, evidence, run
 
 from linkwise.diagnose.diagnose import diagnose
@@ -145,3 +147,23 @@ def test_the_clock_text_counts():
     ).clocks
     assert one.startswith("1 clock moved by up to 0.25 s")
     assert diagnose(run(GROUP, STEPS)).clocks == "one clock"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ahead=st.lists(st.integers(-3_600_000, 3_600_000), min_size=2, max_size=5),
+    took=st.floats(0.1, 50),
+    both=st.booleans(),
+)
+def test_what_is_left_open_always_holds_the_truth(ahead, took, both):
+    """Rings of stages, or pairs that answer each other, on clocks that are off by up to an hour."""
+    world = len(ahead)
+    ways = [(rank, (rank + 1) % world) for rank in range(world)]
+    ways += [(b, a) for a, b in ways] if both and world > 2 else []
+    off = {rank: ahead[rank] - ahead[0] for rank in range(world)}
+    found = align(passed(ways, {rank: f"h{rank}" for rank in range(world)}, ahead_ms=off, took_ms=took).trace)
+    assert found.apart == ()
+    for rank in range(world):
+        left = found.shift_ns[rank] + off[rank] * MS - (found.shift_ns[0])
+        assert abs(left) <= found.unsure_ns[rank] + 2  # each time is a whole ns
+        assert found.unsure_ns[rank] <= world * took * MS + 2 * world

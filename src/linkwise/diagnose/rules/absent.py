@@ -47,7 +47,12 @@ def blocks(case: Case) -> list[Block]:
         missing = set(range(min(world, MOST_RANKS))) - known
         by_host = _by_host(case, unit)
         named = [(ranks, f"host {name}", name) for name, ranks in by_host.items()]
-        for ranks, words, host in (*named, *_stages(case, unit), *_unnamed(by_host, world), *_runs(missing, world)):
+        for ranks, words, host in (
+            *named,
+            *_stages(case, unit, missing),
+            *_unnamed(by_host, world),
+            *_runs(missing, world),
+        ):
             if len(ranks) > 1 and set(ranks) <= missing:
                 found.append(Block(unit, tuple(ranks), words, host))
                 missing -= set(ranks)
@@ -82,8 +87,8 @@ def _unnamed(by_host: dict[str, list[int]], world: int) -> Iterator[_Candidate]:
             yield ranks, f"the host of {ranks_text(ranks)}", ""
 
 
-def _stages(case: Case, unit: str) -> Iterator[_Candidate]:
-    """Pipeline stages, by the groups that run through all of them."""
+def _stages(case: Case, unit: str, missing: set[int]) -> Iterator[_Candidate]:
+    """Pipeline stages, by the groups that run through all of them; several that are missing are one candidate."""
     stages: dict[int, set[int]] = {}
     for rank in case.joined.ranks:
         for key, members in rank.head.groups.items() if rank.head.unit == unit else ():
@@ -91,10 +96,12 @@ def _stages(case: Case, unit: str) -> Iterator[_Candidate]:
             if axis in {"pp", "mesh_pp"} or axis.startswith("pipeline"):
                 for number, member in enumerate(members):
                     stages.setdefault(number, set()).add(member)
-    # A list that holds one rank twice is of groups that are no stages of one pipeline.
-    if sum(map(len, stages.values())) == len(set().union(*stages.values())) if stages else False:
-        for number, ranks in sorted(stages.items()):
-            yield sorted(ranks), f"pipeline stage {number}", ""
+    if len(set().union(*stages.values())) < sum(map(len, stages.values())):
+        return  # a rank of two stages: these groups are no stages of one pipeline
+    gone = [number for number, ranks in sorted(stages.items()) if ranks <= missing]
+    if gone:
+        ranks = sorted(set().union(*(stages[number] for number in gone)))
+        yield ranks, f"pipeline stage{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}", ""
 
 
 def _runs(missing: set[int], world: int) -> Iterator[_Candidate]:
