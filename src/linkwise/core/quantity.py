@@ -141,6 +141,9 @@ def named(name: str, number: Num, unit: str = "", note: str = "") -> Num:
     )
 
 
+TINY = 1e-300  # a denominator that is never zero
+
+
 def _arrays(*numbers: Num) -> ModuleType | None:
     """numpy, when one of the numbers is an array. No array exists before its user has imported numpy, which takes a
     tenth of a second that commands without arrays do not pay."""
@@ -190,6 +193,24 @@ def power(a: Num, b: Num) -> Num:
     if np := _arrays(a, b):
         return np.power(np.asarray(a, dtype=float), b)
     return float(a) ** b
+
+
+def pnorm(a: Num, b: Num, p: float) -> Num:
+    """(a^p + b^p)^(1/p) of two numbers not below 0: the larger for p = inf, the sum for p = 1, else in between."""
+    if p == math.inf:
+        return maximum(a, b)
+    if p == 1:
+        return a + b
+    if isinstance(a, Quantity) or isinstance(b, Quantity):
+        return Quantity(_pnorm(float(value_of(a)), float(value_of(b)), p), op=f"norm{p:g}", args=(a, b))
+    return _pnorm(a, b, p)
+
+
+def _pnorm(a: Any, b: Any, p: float) -> Any:
+    """Scaled by the larger, so that no power overflows or vanishes."""
+    high, low = maximum(a, b), minimum(a, b)
+    ratio = low / maximum(high, TINY)
+    return high * power(1 + power(ratio, p), 1 / p)
 
 
 def floor(a: Num) -> Num:

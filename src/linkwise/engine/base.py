@@ -3,12 +3,14 @@ holds what needs code: which layouts it refuses, how it cuts a pipeline, its fla
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from copy import copy
+from typing import Literal, Self
 
-from linkwise.cluster.types import Accelerator
+from linkwise.cluster.types import Accelerator, Constants
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
+from linkwise.engine.step_constants import StepCalibration, StepConstants, step_constants
 from linkwise.model.types import Model
 
 
@@ -200,7 +202,10 @@ class Parsed(Frozen, frozen=True, kw_only=True):
 
 
 class Engine(ABC):
-    """One engine at one version. Instances are immutable and cheap."""
+    """One engine at one version. Instances are immutable and cheap.
+
+    calibration: the constants of its step, fitted to results of serving; None = those of the cluster (a roofline).
+    """
 
     name: str
     version: str
@@ -208,6 +213,17 @@ class Engine(ABC):
     defaults: Defaults
     memory: Memory
     convention: Convention
+    calibration: StepCalibration | None = None
+
+    def calibrated(self, calibration: StepCalibration | None) -> Self:
+        """The engine with other constants of a step; None = the cluster's roofline."""
+        other = copy(self)
+        other.calibration = calibration
+        return other
+
+    def step_constants(self, constants: Constants) -> StepConstants:
+        """What a step takes beyond bytes and FLOPs, on a cluster with these constants."""
+        return step_constants(self.calibration, self.version, constants)
 
     def defaults_for(self, accelerator: Accelerator | None, layout: Layout | None = None) -> Defaults:
         """Defaults where they depend on the device (and layout); without a device, those of a large data-centre GPU."""

@@ -1,6 +1,5 @@
 """Engine facts: one YAML file per engine, every figure with its source, overlaid for older versions."""
 
-import re
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -9,7 +8,9 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import parse_yaml_object
 from linkwise.core.schema import Frozen, convert
 from linkwise.engine.base import Convention, Defaults, Memory
+from linkwise.engine.versions import version_key
 
+__all__ = ["NAMES", "Bucket", "Facts", "Flag", "Flags", "LargeDevice", "Overlay", "Raw", "facts", "raw", "version_key"]
 NAMES = ("vllm", "sglang", "trtllm", "linkwise", "textbook")
 
 
@@ -99,17 +100,6 @@ class Facts(Frozen, frozen=True, kw_only=True):
     block_tokens_mla_by_capability: dict[str, int]
     buckets: tuple[Bucket, ...]
     flags: Flags
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Comparable form of a version: "0.11.0rc1" is (0, 11, 0, 0). Raises InputError without a leading number."""
-    match = re.fullmatch(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})(?:[.+-]?[A-Za-z][\w.+-]{0,60})?", version.strip())
-    if not match:
-        raise InputError(
-            f"engine version {version!r}"[:80], where="engine", expected="a version such as 0.32 or 0.11.0"
-        )
-    numbers = [int(n) for n in match[1].split(".")]
-    return tuple(numbers + [0] * (4 - len(numbers)))
 
 
 @cache

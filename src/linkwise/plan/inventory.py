@@ -85,6 +85,10 @@ class Inventory:
         """Layers of a stage whose mixer keeps per-token keys and values."""
         return sum(_count(v, stage) for k, v in self._mixers.items() if k not in {"none", "linear", "mamba"})
 
+    def of_mixer(self, stage: Stage, *kinds: str) -> int:
+        """Layers of a stage with one of these mixers."""
+        return sum(_count(self._mixers.get(kind, ()), stage) for kind in kinds)
+
     def ffns(self, stage: Stage, kind: str) -> int:
         """Layers of a stage with a dense or MoE feed-forward."""
         return _count(self._ffns.get(kind, ()), stage)

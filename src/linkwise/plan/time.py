@@ -1,34 +1,47 @@
-"""How long a step takes: roofline of bytes and FLOPs, plus latency and bandwidth of every exposed collective.
+"""How long a step takes: bytes and FLOPs by part, layers, and every exposed collective.
 
-Every constant comes from the cluster's `Constants`: calibration replaces that value and touches no formula.
-Each weight or KV byte is read once a step, so a part of a step takes max(bytes / HBM, FLOPs / peak); parts add up,
-since they run one after the other. A collective takes the time of the fastest way its implementation has of doing it
-(plan/collective_time.py).
+What a step has to do is found here, for one stage and its busiest rank; how long that takes is one formula
+(plan/step_work.py) of named constants, the engine's calibration or the cluster's roofline. Each weight or KV byte is
+read once a step; parts add up, since they run one after the other. A collective takes the time of the fastest way its
+implementation has of doing it (plan/collective_time.py).
 """
 
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
-from linkwise.cluster.links import measured_share
-from linkwise.cluster.types import Cluster, Tier
+from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
-from linkwise.core.identity import ById
-from linkwise.core.layout import AXES, Layout, groups
-from linkwise.core.quantity import Given, Num, maximum, named, plain, power, times, total, value_of, where
-from linkwise.engine.base import Convention, Engine, Options
+from linkwise.core.layout import Layout
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, power, times, total
+from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
-from linkwise.plan import collective_time
-from linkwise.plan.batch import Batch
-from linkwise.plan.collective_time import Group
-from linkwise.plan.collectives import wire
+from linkwise.plan import step_work
+from linkwise.plan.batch import Batch, Part
 from linkwise.plan.inventory import Inventory, Stage, held, inventory, layers_within, read_bytes, stages
+from linkwise.plan.places import (
+    Span,
+    group_of,
+    group_span,
+    has_kernel,
+    on_rails,
+    op_seconds,
+    place_of,
+    port_bandwidth,
+    socket_shares,
+    span,
+    spans,
+    worse,
+    worst_spans,
+)  # fmt: skip
 from linkwise.plan.step import kv_dtype_of, stage_ops
-from linkwise.plan.types import Op
-from linkwise.plan.writer import Place, kernel_limits
+from linkwise.plan.step_work import US, Block, Work
 
-US = 1e-6
+__all__ = [
+    "US", "GroupTime", "Span", "StageTime", "Weights", "Work", "flops_seconds", "group_of", "group_seconds",
+    "group_span", "has_kernel", "on_rails", "op_seconds", "place_of", "port_bandwidth", "read_seconds",
+    "socket_shares", "span", "spans", "stage_seconds", "stage_work", "work_of", "worse", "worst_spans",
+]  # fmt: skip
 
 
 def read_seconds(count: Num, bandwidth_Bps: Num) -> Num:
@@ -41,213 +54,7 @@ def flops_seconds(flops: Num, peak: Num) -> Num:
     return flops / peak
 
 
-class Span(NamedTuple):
-    """Where the groups of an axis lie: the slowest tier they cross, and the fewest ranks of a group on one node.
-
-    nodes: nodes a group touches. share: what its ranks get of a device's usual bandwidth at the tier; exchange: the
-    same for pairwise exchanges where it differs, else 0. inner, inner_share: of a group over nodes, tier and share of
-    its ranks on the node where they are slowest; None and 1 = as neighbours are.
-    """
-
-    tier: Tier
-    per_node: int
-    nodes: int = 1
-    share: float = 1.0
-    exchange: float = 0.0
-    inner: Tier | None = None
-    inner_share: float = 1.0
-
-
-def group_span(members: tuple[int, ...], cluster: Cluster) -> Span:
-    """Where one group of devices lies, and what links measured one by one leave it."""
-    return _group_span(members, ById(cluster))
-
-
-@lru_cache(maxsize=16_384)  # many layouts have the same groups
-def _group_span(members: tuple[int, ...], key: ById[Cluster]) -> Span:
-    cluster = key.value
-    found = _usual_span(members, cluster)
-    return found._replace(share=found.share * measured_share(cluster, members))
-
-
-def _usual_span(members: tuple[int, ...], cluster: Cluster) -> Span:
-    tier = cluster.tier(members)
-    if tier is Tier.ISLAND and cluster.detail is not None:
-        usual = cluster.bandwidth(tier, len(members))
-        return Span(tier, len(members), share=cluster.bandwidth(tier, len(members), members) / usual if usual else 1.0)
-    if tier is not Tier.CLUSTER:
-        ring, exchange = socket_shares(members, cluster) if tier is Tier.NODE else (1.0, 0.0)
-        return Span(tier, len(members), share=ring, exchange=exchange)
-    on: dict[int, list[int]] = {}
-    for number in members:
-        on.setdefault(cluster.node_of(number), []).append(number)
-    per_node = min(map(len, on.values()))
-    inner, inner_share = _inner(list(map(tuple, on.values())), per_node, cluster)
-    oversubscribed = cluster.oversubscription > 1 and cluster.fabric == "rail"
-    # What stays on its rails never meets the oversubscribed core.
-    share = cluster.oversubscription if oversubscribed and on_rails(members, cluster) else 1.0
-    return Span(tier, per_node, len(on), share, inner=inner, inner_share=inner_share)
-
-
-def _inner(parts: list[tuple[int, ...]], per_node: int, cluster: Cluster) -> tuple[Tier | None, float]:
-    """Tier and share of a group's ranks inside the node where they are slowest; (None, 1) where that is the usual."""
-    if (
-        cluster.detail is None
-        and cluster.island_size >= cluster.devices_per_node
-        and not cluster.accelerator.scaleup_mesh
-    ):
-        return None, 1.0
-    inside = [_usual_span(part, cluster) for part in parts if len(part) > 1]
-    if not inside:
-        return None, 1.0
-    tier = max((one.tier for one in inside), key=_SLOWER.__getitem__)
-    slowest = min(cluster.bandwidth(one.tier, one.per_node) * one.share for one in inside)
-    usual = cluster.bandwidth(tier, per_node)
-    share = slowest / usual if usual else 1.0
-    if tier is collective_time.usual_inner_tier(cluster, per_node) and share == 1:
-        return None, 1.0
-    return tier, share
-
-
-def socket_shares(members: tuple[int, ...], cluster: Cluster) -> tuple[float, float]:
-    """What the link between sockets leaves ranks of one node of their PCIe ports: (in a ring, in pairwise exchanges).
-
-    A ring crosses it once each way, an exchange for every pair that is apart. Other groups cross it at the same time:
-    a group has as much of it as of the devices of a socket. The second is 0 where it is the first.
-    """
-    on: dict[int, int] = {}
-    for number in members:
-        on[cluster.socket_of(number)] = on.get(cluster.socket_of(number), 0) + 1
-    detail = cluster.detail_of(cluster.node_of(members[0]))
-    if len(on) < 2 or detail is None:
-        return 1.0, 0.0
-    port = cluster.bandwidth(Tier.NODE)
-    link = detail.between_sockets_Bps * cluster.constants.link_efficiency.get("smp", 1.0)
-    link *= max(count / detail.sockets.count(socket) for socket, count in on.items())
-    counts = sorted(on.values())
-    pairs = (len(members) - 1) / (counts[-1] * counts[-2])
-    ring, exchange = min(1.0, link / port), min(1.0, link * pairs / port)
-    return ring, 0.0 if exchange == ring else exchange
-
-
-def on_rails(members: tuple[int, ...], cluster: Cluster) -> bool:
-    """Whether every node's members sit on the same rails, so that traffic between nodes stays on them (with PXN)."""
-    rails: dict[int, set[int]] = {}
-    own = cluster.detail is None and cluster.nics_per_node == cluster.devices_per_node  # NIC i is device i's
-    for number in members:
-        node, index = divmod(number, cluster.devices_per_node)
-        rails.setdefault(node, set()).update((index,) if own else cluster.nics_of(number))
-    first, *rest = rails.values()
-    return all(one == first for one in rest)
-
-
-def worse(a: Span, b: Span) -> Span:
-    """The slower of two places."""
-    return max(a, b, key=_slowness)
-
-
-def _slowness(place: Span) -> tuple[float, ...]:
-    inner = _SLOWER[place.inner] if place.inner else 0
-    return _SLOWER[place.tier], -place.per_node, -place.share, inner, -place.inner_share, -place.exchange
-
-
-_SLOWER = {tier: at for at, tier in enumerate(Tier)}
-
-
-def span(layout: Layout, axis: str, cluster: Cluster, placement: tuple[int, ...] | None = None) -> Span:
-    """The worst group of an axis. placement: device of each rank of the serving group; None = ranks on devices in
-    order (innermost axis on neighbouring devices)."""
-    worst = Span(Tier.DEVICE, 1)
-    for ranks in groups(layout, axis):
-        members = ranks if placement is None else tuple(placement[r] for r in ranks)
-        one = group_span(members, cluster)
-        if one != worst:
-            worst = worse(worst, one)
-    return worst
-
-
-def spans(layout: Layout, cluster: Cluster, placement: tuple[int, ...] | None = None) -> dict[str, Span]:
-    """`span` of every axis."""
-    return {axis: span(layout, axis, cluster, placement) for axis in AXES}
-
-
-def worst_spans(layout: Layout, cluster: Cluster, grid: tuple[tuple[int, ...], ...] | None = None) -> dict[str, Span]:
-    """`spans` of the replica that lies worst, axis by axis. grid: devices of each replica; None = in order."""
-    found = spans(layout, cluster, grid[0] if grid else None)
-    for row in grid[1:] if grid else ():
-        found = {axis: worse(found[axis], one) for axis, one in spans(layout, cluster, row).items()}
-    return found
-
-
-def place_of(layout: Layout, places: dict[str, Span], cluster: Cluster) -> Place:
-    """What a step's ops depend on of where the group lies."""
-    stage = places["stage"]
-    nodes = stage.nodes if stage.tier is Tier.CLUSTER else 1
-    served = frozenset(axis for axis, s in places.items() if has_kernel(s.tier, s.per_node, cluster))
-    return Place(nodes, served, cluster.accelerator.capability)
-
-
-def has_kernel(tier: Tier, ranks: int, cluster: Cluster) -> bool:
-    """Whether engines' own all-reduce kernels run there: inside an island, and for two ranks that are PCIe peers."""
-    return tier is Tier.ISLAND or (tier is Tier.NODE and ranks == 2 and cluster.accelerator.p2p)
-
-
-def group_of(place: Span, ranks: int) -> Group:
-    """A place as plan/collective_time.py takes it."""
-    return Group(
-        place.tier, ranks, place.per_node, place.nodes, place.share, place.exchange, place.inner, place.inner_share
-    )
-
-
-def port_bandwidth(cluster: Cluster, place: Span, kind: str, ranks: int) -> float:
-    """Bytes/s per direction the busiest port gives one rank of a group (see collective_time.port_bandwidth)."""
-    return collective_time.port_bandwidth(cluster, group_of(place, ranks), kind)
-
-
-def op_seconds(
-    op: Op, place: Span, cluster: Cluster, convention: Convention, *, eager: bool, given: Given = plain
-) -> Num:
-    """Seconds of one call of an op, busiest rank: the fastest way its implementation has (plan/collective_time.py)."""
-    group = group_of(place, op.size)
-    moved = wire(op.kind, op.S_bytes, op.size).sent
-
-    def takes(implementation: str) -> Num:
-        found = collective_time.ways(op.kind, group, cluster, implementation)
-        return collective_time.call_seconds(found, moved, f"{op.role}.{implementation}", given)
-
-    library = convention.all_reduce if op.kind == "all_reduce" else "nccl"
-    seconds, usual = takes(library), moved
-    if op.algorithm in {"one_shot", "two_shot", "by size"}:
-        kernel = kernel_limits(convention, op.size, cluster.accelerator.capability)
-        small, below = convention.all_reduce_small, op.S_bytes < kernel.one_shot
-        if kernel.one_shot <= kernel.most:
-            seconds = where(op.S_bytes <= kernel.most, takes(f"{small}-two-shot"), seconds)
-        seconds = where(below, takes(small), seconds)
-        usual = where(below, wire(op.kind, op.S_bytes, op.size, "one_shot").sent, moved)
-    # Bytes an engine saves (or that a caller leaves out) by other means than the algorithm, at the port's bandwidth.
-    spared = usual - op.wire_sent_bytes
-    if np.any(value_of(spared) != 0):
-        port = collective_time.port_bandwidth(cluster, group, op.kind, crossing=True)
-        seconds = seconds - spared / given(f"bandwidth.{op.group}", port, "B/s", cluster.constants.label)
-    if eager:
-        floor = collective_time.floor_us(cluster, library, op.kind, group)
-        source = f"host launch of an eager call, {cluster.constants.label}"
-        seconds = maximum(seconds, given(f"launch.{op.role}", floor * US, "s", source))
-    slower = cluster.constants.collective_factor
-    return named(f"{op.role}.call", times(_skewed(seconds, op), slower), "s")
-
-
-def _skewed(seconds: Num, op: Op) -> Num:
-    """An uneven exchange ends with its busiest rank."""
-    if not op.sizes:
-        return seconds
-    busiest: Num = 0
-    for size in op.sizes:
-        busiest = maximum(busiest, size)
-    return seconds * (busiest * len(op.sizes) / op.S_bytes)
-
-
-class Work(NamedTuple):
+class Weights(NamedTuple):
     """Weights one rank of a stage reads, gathered by what limits them: category -> (bytes, {dtype: elements})."""
 
     parts: dict[str, tuple[int, dict[str, int]]]
@@ -266,7 +73,7 @@ def category(role: str) -> str:
 
 # Decode, mixed and prefill steps of one layout ask for the same stage one after the other.
 @lru_cache(maxsize=256)
-def stage_work(stock: Inventory, stage: Stage, layout: Layout, engine: Engine, options: Options) -> Work:
+def stage_work(stock: Inventory, stage: Stage, layout: Layout, engine: Engine, options: Options) -> Weights:
     """Bytes and elements by category for one rank of a stage."""
     parts: dict[str, tuple[int, dict[str, int]]] = {}
     convention = engine.convention_for(stock.model, layout, options)
@@ -280,17 +87,36 @@ def stage_work(stock: Inventory, stage: Stage, layout: Layout, engine: Engine, o
         size, elements = parts.get(where_to, (0, {}))
         elements[item.dtype] = elements.get(item.dtype, 0) + item.elements
         parts[where_to] = (size + item.bytes, elements)
-    return Work(parts)
+    return Weights(parts)
 
 
-def _peak(cluster: Cluster, dtype: str) -> float:
-    flops = cluster.accelerator.flops
-    wanted = {"float8_e4m3": "fp8", "float8_e5m2": "fp8", "int8": "fp8", "float4_e2m1": "fp4"}.get(dtype, "bf16")
-    # A device without the units computes in the next wider type it has.
-    for name in ("fp4", "fp8", "bf16")[("fp4", "fp8", "bf16").index(wanted) :]:
-        if flops.get(name):
-            return flops[name]
-    raise InputError("has no compute figure", where=cluster.accelerator.name, expected="flops: bf16")
+_KINDS = {"float8_e4m3": "fp8", "float8_e5m2": "fp8", "int8": "fp8", "float4_e2m1": "fp4", "int4": "unpacked"}
+
+
+def kind_of(dtype: str, cluster: Cluster, block_fp8: bool = False) -> str:
+    """How weights of a dtype are computed on a device (step_work.CLASSES): 4-bit ones without units are unpacked."""
+    flops, kind = cluster.accelerator.flops, _KINDS.get(dtype, "bf16")
+    if kind == "fp4" and not flops.get("fp4"):
+        return "unpacked"
+    if kind == "fp8":
+        return "bf16" if not flops.get("fp8") else "fp8-block" if block_fp8 else "fp8"
+    return kind
+
+
+def peak_of(kind: str, cluster: Cluster) -> float:
+    """Datasheet FLOP/s of a kind. Raises InputError for a device that states none."""
+    found = cluster.accelerator.flops.get({"fp8-block": "fp8", "unpacked": "bf16"}.get(kind, kind))
+    if not found:
+        raise InputError("has no compute figure", where=cluster.accelerator.name, expected="flops: bf16")
+    return found
+
+
+_BLOCK_FP8 = re.compile(r"fp8 \d{2,}x\d{2,}", re.ASCII)
+
+
+def has_block_fp8(model: Model) -> bool:
+    """Whether linear weights are FP8 with a scale for each block of rows and columns."""
+    return bool(_BLOCK_FP8.match(model.quantization))
 
 
 class StageTime(NamedTuple):
@@ -315,12 +141,31 @@ def stage_seconds(
     *,
     given: Given = plain,
 ) -> StageTime:
-    """One step of one stage: roofline by part, exposed collectives, host launch."""
-    c = cluster.constants
+    """One step of one stage: weights by part, cache, layers, exposed collectives, host launch."""
+    work = work_of(stock, stage, layout, engine, cluster, batch, options, places, given=given)
+    found = step_work.seconds(work, engine.step_constants(cluster.constants), given)
+    compute = named(f"{batch.kind}.compute", total(found.parts.values()), "s")
+    comm = named(f"{batch.kind}.comm", found.comm, "s")
+    host: Num = 0
+    if options.eager or not engine.defaults.cuda_graphs:
+        # The host launches kernels one by one: the device is never faster than that.
+        each = cluster.constants.host_us_per_layer
+        launch = given("launch", each * US * stage.layers, "s", "eager launch of every layer")
+        host = maximum(0, launch - compute)
+    host = named(f"{batch.kind}.host", host + found.engine, "s")
+    return StageTime(named(f"{batch.kind}.stage", compute + comm + host, "s"), compute, comm, host, found.parts)
+
+
+def work_of(
+    stock: Inventory, stage: Stage, layout: Layout, engine: Engine, cluster: Cluster, batch: Batch, options: Options,
+    places: dict[str, Span], *, given: Given = plain,
+) -> Work:  # fmt: skip
+    """What one step of one stage has to do on its busiest rank."""
     model = stock.model
-    hbm = given("hbm", cluster.accelerator.hbm_Bps * c.hbm_efficiency, "B/s", f"{cluster.accelerator.label}, {c.label}")
-    tokens, kind = batch.rank_tokens(layout.cp), batch.kind
-    parts: dict[str, Num] = {}
+    block_fp8 = has_block_fp8(model)
+    tokens = batch.rank_tokens(layout.cp)
+    blocks: dict[str, Block] = {}
+    kinds: set[str] = set()
     for name, (size, elements) in sorted(stage_work(stock, stage, layout, engine, options).parts.items()):
         rows = batch.sampled if name == "head" else tokens
         count = given(f"{name}.bytes", size, "B", "ledger: weights of the stage on one rank")
@@ -329,54 +174,67 @@ def stage_seconds(
             k, experts = model.moe.top_k, model.moe.experts
             # Tokens of the whole stage meet every expert; a rank multiplies k/E of them with each expert it holds.
             everyone = times(batch.tokens, layout.dp_attn)
-            share = named(f"{kind}.experts_touched", 1 - power(1 - k / experts, everyone), note="share of experts read")
+            share = named(
+                f"{batch.kind}.experts_touched", 1 - power(1 - k / experts, everyone), note="share of experts read"
+            )
             rows = times(everyone, given("top_k/experts", k / experts, "", "routing"), options.moe_skew)
-        work = [
-            2 * rows * given(f"{name}.elements.{dtype}", n, "elements", "ledger")
-            / given(f"peak.{dtype}", _peak(cluster, dtype) * c.flops_efficiency, "FLOP/s", cluster.accelerator.label)
-            for dtype, n in sorted(elements.items())
-        ]  # fmt: skip
-        parts[name] = named(f"{kind}.{name}.time", maximum(read_seconds(times(count, share), hbm), total(work)), "s")
-    parts["kv"] = _attention(stock, stage, layout, engine, cluster, batch, options, hbm, given)
-    kernels = c.kernel_us_per_layer * US * stage.layers
-    if kernels:
-        parts["kernels"] = given("kernels", kernels, "s", f"{stage.layers} layers x {c.kernel_us_per_layer:g} us")
-    compute = named(f"{kind}.compute", total(parts.values()), "s")
-    comm = named(
-        f"{kind}.comm", total(_exposed(stock, stage, layout, engine, cluster, batch, options, places, given)), "s"
-    )
-    host: Num = 0
-    eager = options.eager or not engine.defaults.cuda_graphs
-    overhead = c.step_overhead_us * US
-    if eager:
-        # The host launches kernels one by one: the device is never faster than that.
-        launch = given("launch", c.host_us_per_layer * US * stage.layers, "s", "eager launch of every layer")
-        host = maximum(0, launch - compute)
-    host = named(f"{kind}.host", host + given("step_overhead", overhead, "s", f"scheduler, {c.label}"), "s")
-    return StageTime(named(f"{kind}.stage", compute + comm + host, "s"), compute, comm, host, parts)
+        flops: dict[str, Num] = {}
+        fill: dict[str, Num] = {}
+        for dtype, n in sorted(elements.items()):
+            kind = kind_of(dtype, cluster, block_fp8)
+            held = given(f"{name}.elements.{dtype}", n, "elements", "ledger")
+            flops[kind] = flops.get(kind, 0) + 2 * rows * held
+            if name == "experts":
+                fill[kind] = fill.get(kind, 0) + 2 * times(share, held)
+        kinds |= flops.keys()
+        blocks[name] = Block(times(count, share), flops, fill)
+    peaks: dict[str, Num] = {kind: peak_of(kind, cluster) for kind in kinds}
+    peaks["attention"] = peak_of(kind_of(model.dtype, cluster), cluster)
+    exposed = _exposed(stock, stage, layout, engine, cluster, batch, options, places, given)
+    prompts = [part for part in batch.parts if part.prompt]
+    kv_bytes, attention_flops = _attention(stock, stage, layout, batch, options)
+    return Work(
+        kind=batch.kind, blocks=blocks, hbm_Bps=cluster.accelerator.hbm_Bps, peaks=peaks, kv_bytes=kv_bytes,
+        attention_flops=attention_flops, layers=_layer_counts(stock, stage, model, block_fp8, kinds),
+        calls=sum(calls for calls, _ in exposed), comm_s=total(one for _, one in exposed),
+        prompt_tokens=total(_on_rank(part, layout.cp) for part in prompts),
+        prompts=minimum(1, total(part.tokens for part in prompts)) if prompts else 0,
+    )  # fmt: skip
+
+
+def _on_rank(part: Part, cp: int) -> Num:
+    return times(part.requests, ceil_div(part.new, cp)) if cp > 1 else part.tokens
+
+
+def _layer_counts(stock: Inventory, stage: Stage, model: Model, block_fp8: bool, kinds: set[str]) -> dict[str, Num]:
+    moe = stock.ffns(stage, "moe")
+    return {
+        "all": stage.layers, "moe": moe, "mla": stock.of_mixer(stage, "mla", "sparse"),
+        "linear": stock.of_mixer(stage, "linear", "mamba"), "block-fp8": stage.layers if block_fp8 else 0,
+        "unpacked": moe if "unpacked" in kinds else 0,
+    }  # fmt: skip
 
 
 def _exposed(
     stock: Inventory, stage: Stage, layout: Layout, engine: Engine, cluster: Cluster, batch: Batch, options: Options,
     places: dict[str, Span], given: Given,
-) -> list[Num]:  # fmt: skip
+) -> list[tuple[int, Num]]:  # fmt: skip
+    """Calls of each op of the step, and their seconds together."""
     eager = options.eager or not engine.defaults.cuda_graphs
     place = place_of(layout, places, cluster)
     convention = engine.convention_for(stock.model, layout, options)
-    result = []
+    result: list[tuple[int, Num]] = []
     for op in stage_ops(stock, stage, layout, engine, batch, options, place=place, given=given):
         one = op_seconds(op, places[op.group], cluster, convention, eager=eager, given=given)
-        result.append(named(f"{op.role}.all", times(op.repeat, one), "s"))
+        result.append((op.repeat, named(f"{op.role}.all", times(op.repeat, one), "s")))
     return result
 
 
 def _attention(
-    stock: Inventory, stage: Stage, layout: Layout, engine: Engine, cluster: Cluster, batch: Batch, options: Options,
-    hbm: Num, given: Given,
-) -> Num:  # fmt: skip
-    """Reading the cached tokens of every request, or the arithmetic of attending to them, whichever is longer."""
+    stock: Inventory, stage: Stage, layout: Layout, batch: Batch, options: Options
+) -> tuple[Num, Num]:  # fmt: skip
+    """Cached bytes the step reads on one rank, and the FLOPs of attending to them (and of linear mixers)."""
     kv_dtype = kv_dtype_of(stock.model, options)
-    peak = _peak(cluster, stock.model.dtype) * cluster.constants.flops_efficiency
     read: list[Num] = []
     work: list[Num] = []
     for part in batch.parts:
@@ -390,10 +248,8 @@ def _attention(
                 heads = layout.tp * layout.cp
                 one = times(number, part.requests, part.new, each)
                 work.append(one / heads if heads > 1 else one)
-    rate = given("peak.attention", peak, "FLOP/s", f"{stock.model.dtype} attention")
     size = named(f"{batch.kind}.kv.bytes", total(read), "B", "cached state the step reads on one rank")
-    flops = named(f"{batch.kind}.attention.flops", total(work), "FLOP", "on one rank")
-    return named(f"{batch.kind}.kv.time", maximum(read_seconds(size, hbm), flops_seconds(flops, rate)), "s")
+    return size, named(f"{batch.kind}.attention.flops", total(work), "FLOP", "on one rank")
 
 
 class GroupTime(NamedTuple):
