@@ -125,13 +125,16 @@ def open_recorder(
 
 
 def _usage() -> Cpu | None:
-    """What Linux says of this process's threads, all together, and of its control group; else None."""
+    """What Linux says of this process and its control group; else None.
+
+    Time on cores: of all threads. Waiting for a core: of the thread that waited most, since threads wait side by side.
+    """
     ran = delayed = 0
     try:
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 run_ns, delay_ns, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="ascii").split()
-                ran, delayed = ran + int(run_ns), delayed + int(delay_ns)
+                ran, delayed = ran + int(run_ns), max(delayed, int(delay_ns))
         stat = _quota()
         took = stat.get("throttled_usec", stat.get("throttled_time", 0) // 1000)
         periods = stat.get("nr_periods", 0), stat.get("nr_throttled", 0)

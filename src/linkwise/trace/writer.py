@@ -87,7 +87,7 @@ class Open(NamedTuple):
 
 
 class Cpu(NamedTuple):
-    """Of all threads: time on a core and time they waited for one; of their control group: periods of its quota, those
+    """Time of all threads on a core, and of the one that waited most for one; of their control group: periods of its quota, those
     in which it was stopped, and for how long. Counted since the start of each."""
 
     tag: Annotated[str, Meta(pattern="^cpu$")]
