@@ -87,8 +87,8 @@ class Open(NamedTuple):
 
 
 class Cpu(NamedTuple):
-    """Time of all threads on a core, and of the one that waited most for one; of their control group: periods of its quota, those
-    in which it was stopped, and for how long. Counted since the start of each."""
+    """Time of all threads on a core, and of the one that waited most for one; of their control group: periods of its
+    quota, those in which it was stopped, and for how long. Counted since the start of each."""
 
     tag: Annotated[str, Meta(pattern="^cpu$")]
     run_ns: Count
