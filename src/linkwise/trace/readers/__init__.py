@@ -11,6 +11,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
+from linkwise.trace.facts import quoted
 from linkwise.trace.readers.base import Reader, Reading, Source
 
 # Those with a mark of their own first: a profile holds words of a flight recorder's. A reader is imported when it is
@@ -40,7 +41,11 @@ def read(source: Source) -> tuple[str, Reading]:
         raise InputError("empty", where=source.where, expected="a record, a dump, a log or counters")
     found = recognise(source)
     if not found:
-        raise InputError("no format of evidence recognised", where=source.where, expected="see docs/evidence.md")
+        begins = quoted(source.text[:60]) if source.head.isascii() else "bytes that are no plain text"
+        raise InputError(
+            f"no format of evidence recognised; it begins with {begins!r}", where=source.where,
+            expected="one of the formats in docs/evidence.md",
+        )  # fmt: skip
     readings, refused = {}, []
     end_s = source.until_cpu_s
     for place, one in enumerate(found):

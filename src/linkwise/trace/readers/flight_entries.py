@@ -70,9 +70,8 @@ def checked(entries: list[dict[str, Any]], where: str) -> Columns:
         return {field: [] for field in _FIELDS}
     first = entries[0]
     if not {"profiling_name", "state"} <= first.keys():
-        raise InputError(
-            "an entry without profiling_name and state", where=where, expected="calls as they are recorded"
-        )
+        lacks = " and ".join(sorted({"profiling_name", "state"} - first.keys()))
+        raise InputError(f"entry 0 has no {lacks}", where=where, expected="calls as the recorder writes them")
     names = {field: _EARLIER.get(field, field) if field not in first else field for field in _FIELDS}
     names = {field: name for field, name in names.items() if name in first}
     rows: Columns = {field: [default] * len(entries) for field, default in _FIELDS.items() if field not in names}
@@ -80,21 +79,29 @@ def checked(entries: list[dict[str, Any]], where: str) -> Columns:
         values = zip(*map(itemgetter(*names.values()), entries), strict=True)
         rows |= zip(names, map(list, values), strict=True)
     except KeyError as error:
-        raise InputError(f"an entry without {quoted(str(error))}", where=where, expected="what the first has") from None
+        lacks = error.args[0]
+        place = next((n for n, entry in enumerate(entries) if lacks not in entry), 0)
+        reason = f"entry {place} has no {quoted(str(lacks))}"
+        raise InputError(reason, where=where, expected="the fields of entry 0") from None
     for field, default in _FIELDS.items():
         if type(default) is int:
             rows[field] = _integers(rows[field], field, where)
         elif type(default) is str and not set(map(type, rows[field])) <= {str}:
-            raise InputError(f"field {field}", where=where, expected="text")
+            raise InputError(_first_wrong(rows[field], field, (str,)), where=where, expected="text")
     rows["process_group"] = _pairs(rows["process_group"], rows["pg_id"])
     return rows
+
+
+def _first_wrong(values: list[Any], field: str, right: tuple[type, ...]) -> str:
+    place = next((n for n, value in enumerate(values) if type(value) not in right), 0)
+    return f"entry {place}, field {field}: a {type(values[place]).__name__}"
 
 
 def _integers(values: list[Any], field: str, where: str) -> list[int]:
     """Whole numbers below 2^62; none and negative ones (no time) are 0."""
     kinds = set(map(type, values))
     if not kinds <= {int, type(None)}:
-        raise InputError(f"field {field}", where=where, expected="whole numbers")
+        raise InputError(_first_wrong(values, field, (int, type(None))), where=where, expected="a whole number")
     if type(None) in kinds:
         values = [value or 0 for value in values]
     if values and max(values) >= 2**62:
