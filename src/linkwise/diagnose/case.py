@@ -1,6 +1,8 @@
 """What a rule looks at: all the evidence, joined and measured once."""
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 from linkwise.diagnose.progress import Board, Stall, fronts, progress, stalls
 from linkwise.diagnose.timing import Timing, timing
@@ -18,7 +20,7 @@ class Case:
 
     def __init__(self, evidence: Evidence, plan: Plan | None = None) -> None:
         self.evidence, self.plan = evidence, plan
-        self._found: dict[str, tuple[Finding, ...]] = {}
+        self._once: dict[str, Any] = {}
 
     @cached_property
     def clocks(self) -> Clocks:
@@ -56,13 +58,18 @@ class Case:
         alone = self.joined.alone
         return frozenset(self.fronts) | set(alone.who[alone.state == STARTED].tolist())
 
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made when it is first asked for under that name."""
+        if name not in self._once:
+            self._once[name] = make()
+        return self._once[name]
+
     def found(self, name: str) -> tuple[Finding, ...]:
         """What the rule of that name finds. Rules that look at each other's answers ask here."""
-        if name not in self._found:
-            from linkwise.diagnose.rules import rule
+        from linkwise.diagnose.rules import rule
 
-            self._found[name] = tuple(rule(name).find(self))
-        return self._found[name]
+        found: tuple[Finding, ...] = self.once(f"rule {name}", lambda: tuple(rule(name).find(self)))
+        return found
 
     @cached_property
     def _by_kind(self) -> dict[str, list[Fact]]:

@@ -190,7 +190,7 @@ def _by_messages(joined: Joined, of: Ints) -> _Limits:
     rows = joined.rows
     pairs = joined.first[:-1][np.diff(joined.first) == 2]
     send, recv = (joined.op(name) for name in P2P)
-    if send < 0 or recv < 0:
+    if send < 0 or recv < 0 or not len(pairs):
         return {}
     other = rows.op[pairs] == recv
     src, dst = np.where(other, pairs + 1, pairs), np.where(other, pairs, pairs + 1)

@@ -39,6 +39,12 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def blocks(case: Case) -> list[Block]:
+    """What `_blocks` finds, worked out once."""
+    found: list[Block] = case.once("blocks", lambda: _blocks(case))
+    return found
+
+
+def _blocks(case: Case) -> list[Block]:
     """Hosts, else pipeline stages, else aligned runs of ranks, none of which has a record; of two ranks at least."""
     found: list[Block] = []
     for unit in dict.fromkeys(rank.head.unit for rank in case.joined.ranks):

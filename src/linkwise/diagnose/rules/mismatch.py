@@ -72,6 +72,8 @@ def _judge(case: Case, group: int, call: int) -> Finding | None:
     lines = _lines(case, group, number)
     signs = {who: line[number] for who, line in lines.items() if number in line}
     counts = Counter(signs.values()).most_common()
+    if len(counts) < 2:
+        return None  # a record has a call twice, and its members agree about the last
     usual, votes = counts[0]
     odd = [who for who, sign in signs.items() if sign != usual]
     tie = len(counts) > 1 and votes * 2 <= len(signs)
