@@ -1,5 +1,6 @@
 """Watching what grows: findings appear when two looks agree, or the driver saw it, and are over when they are gone."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -81,3 +82,30 @@ def test_a_broken_record_and_a_service_that_does_not_answer_are_said_not_fatal(t
 def test_a_folder_that_is_gone_ends_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         Watch(tmp_path / "gone").turn()
+
+
+def ras_report(counts: list[int]) -> bytes:
+    """A report of one communicator of so many ranks, each with what it launched."""
+    ranks = [
+        {
+            "rank": rank, "host": "a", "pid": 100 + rank, "cuda_dev": rank, "nvml_dev": rank,
+            "status": {"init_state": 0, "async_error": 0}, "collective_counts": {"AllReduce": count},
+        }
+        for rank, count in enumerate(counts)
+    ]  # fmt: skip
+    one = {"hash": "0xfa", "size": len(counts), "ranks_count": len(counts), "missing_ranks_count": 0, "ranks": ranks}
+    return json.dumps({"nccl_version": "2.28.9", "communicators_count": 1, "communicators": [one]}).encode()
+
+
+@pytest.mark.parametrize(("second", "decided"), [([30, 30, 3, 30], True), ([30, 30, 29, 30], False)])
+def test_of_a_ras_service_two_reports_decide(tmp_path: Path, monkeypatch, second: list[int], decided: bool) -> None:
+    # Rank 2 is behind in the first report; in the second it is where it was, or has moved.
+    reports = iter([ras_report([10, 10, 3, 10]), ras_report(second), ras_report(second)])
+    monkeypatch.setattr("linkwise.diagnose.watch.ask", lambda _: next(reports))
+    watch = Watch(None, ras="host:28028")
+    watch.turn()
+    assert [(one.class_, one.decided) for one in watch.last.findings] == [("undecided", False)]
+    watch._asked = -1e9
+    watch.turn()
+    named = [one.original_fault.ranks for one in watch.last.findings if one.decided]
+    assert named == ([(2,)] if decided else [])

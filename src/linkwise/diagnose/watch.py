@@ -116,7 +116,12 @@ class Watch:
                 path = Path(folder) / "ras"
                 path.write_bytes(report)
                 reading = readers.read(Source(path, where=self.ras))[1]
-            self._heard = Evidence(trace=Trace(ranks=reading.ranks), facts=reading.facts)
+            now = time.time_ns()
+            told = tuple(fact if fact.unix_ns else fact._replace(unix_ns=now) for fact in reading.facts)
+            # Counts of one report decide nothing: those of the one before stay beside them.
+            newest = max((fact.unix_ns for fact in self._heard.facts), default=0)
+            before = tuple(f for f in self._heard.facts if f.kind == "launched" and f.unix_ns == newest)
+            self._heard = Evidence(trace=Trace(ranks=reading.ranks), facts=before + told)
         except InputError as error:
             self._heard = Evidence(unusable=(Unusable(self.ras, str(error)),))
         return self._heard
