@@ -141,15 +141,13 @@ def _again(looks: list[Look], op: str, low: list[Count]) -> bool:
     return all(before.get(count.rank, -1) == count.value for count in low)
 
 
-def _others_wait(case: Case, ranks: tuple[int, ...], unit: str) -> list[str]:
-    """What besides a count says that others wait for these ranks. unit: "" = their numbers are those of the world."""
-    if unit:
-        return [said(fact) for fact in case.facts("watchdog")[:2]]
-    told = [said(fact) for fact in case.facts("watchdog") if fact.rank not in ranks]
+def _others_wait(case: Case, ranks: tuple[int, ...], peers: set[int]) -> list[str]:
+    """What besides a count says that peers wait for these ranks. peers: by number in the world, as far as is known."""
+    told = [said(fact) for fact in case.facts("watchdog") if fact.rank in peers]
     told += [said(fact) for kind in ("exit", "missing") for fact in case.facts(kind) if fact.rank in ranks]
     for stall in case.stalls:
         members = case.board[stall.group]
-        inside = [rank for rank, one in members.items() if one.open and rank not in ranks]
+        inside = [rank for rank, one in members.items() if one.open and rank in peers]
         out = [rank for rank in ranks if rank in members and members[rank].enqueued < stall.call]
         if inside and out:
             told.append(f"{case.group(stall.group)}: {ranks_text(inside)} in call {stall.call}, {ranks_text(out)} not")
@@ -165,7 +163,8 @@ def _laggards(case: Case, op: str, low: list[Count], high: list[Count], again: b
     )
     told = lines([*(count.fact for count in low[:4]), *(count.fact for count in high[:4])], 8)
     if len(ranks) == behind and (behind < ahead or behind == ahead == 1):
-        them, others = ("it" if behind == 1 else "them"), _others_wait(case, ranks, unit)
+        them = "it" if behind == 1 else "them"
+        others = _others_wait(case, ranks, {count.rank for count in high}) if not unit else []
         if again or others:
             return Finding(
                 class_="stopped_rank",
