@@ -1,0 +1,60 @@
+"""Other names of the fields of a Row, as results and tables of many projects have them."""
+
+from typing import Any
+
+from linkwise.workload.results.base import Entry, Unusable
+
+ENGINES = {
+    "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "tensorrtllm": "trtllm", "trt-llm": "trtllm",
+    "trt_llm": "trtllm",
+}  # fmt: skip
+# Our name first. A column or a field of either name means the same; case, spaces and hyphens do not count.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "engine": ("engine", "framework", "inference_engine"),
+    "version": ("version", "engine_version", "backend_version", "framework_version"),
+    "model": ("model", "model_path", "model_id", "model_name"),
+    "gpu": ("gpu", "system", "gpu_name", "gpu_type", "accelerator", "hardware"),
+    "gpus": ("gpus", "n_gpus", "num_gpus", "gpu_count", "total_gpus"),
+    "tp": ("tp", "tp_size", "tensor_parallel_size", "tensor_parallel"),
+    "pp": ("pp", "pp_size", "pipeline_parallel_size", "pipeline_parallel"),
+    "dp_attn": ("dp_attn", "attention_dp", "attention_dp_size", "dp_attention"),
+    "ep": ("ep", "ep_size", "expert_parallel_size", "expert_parallel", "moe_ep_size"),
+    "gemm_quant": ("gemm_quant", "gemm_quant_mode", "quantization", "precision"),
+    "moe_quant": ("moe_quant", "moe_quant_mode"),
+    "kv_dtype": ("kv_dtype", "kv_cache_dtype", "kv_cache_quant_mode"),
+    "isl": ("isl", "input_tokens", "input_len", "input_length", "prompt_tokens"),
+    "osl": ("osl", "output_tokens", "output_len", "output_length", "completion_tokens"),
+    "fixed_lengths": ("fixed_lengths",),
+    "speculative": ("speculative", "mtp", "mtp_suspected"),
+    "concurrency": ("concurrency", "max_concurrency", "users"),
+    "rate_per_s": ("rate_per_s", "request_rate", "rate"),
+    "requests": ("requests", "num_requests", "num_prompts", "completed"),
+    "source": ("source", "id"),
+}  # fmt: skip
+
+
+def engine(word: str | None) -> str | None:
+    """Our word for an engine, or its own in lower case."""
+    lower = (word or "").strip().lower()
+    return ENGINES.get(lower, lower) or None
+
+
+def word(text: str | None) -> str | None:
+    """A quantisation or a type in lower case; "none" and "auto" say nothing."""
+    lower = (text or "").strip().lower()
+    return None if lower in {"", "none", "auto", "null"} else lower
+
+
+def deployment(entry: Entry) -> dict[str, Any]:
+    """Engine, hardware, degrees and types of an entry whose fields have one of the names above.
+
+    A degree of data parallelism that is not said to be of attention, or one of context parallelism, is refused above 1:
+    what it does to a group is not known here.
+    """
+    for name in ("dp", "dp_size", "data_parallel_size", "cp", "cp_size", "context_parallel_size"):
+        if (entry.degree(name) or 1) > 1:
+            raise Unusable(f"field {name}: {entry.degree(name)}, expected 1, or dp_attn for attention replicas")
+    found: dict[str, Any] = {name: entry.degree(*ALIASES[name]) for name in ("gpus", "tp", "pp", "dp_attn", "ep")}
+    found |= {name: word(entry.text(*ALIASES[name])) for name in ("gemm_quant", "moe_quant", "kv_dtype")}
+    found |= {name: entry.text(*ALIASES[name]) for name in ("version", "gpu")}
+    return found | {"engine": engine(entry.text(*ALIASES["engine"]))}
