@@ -22,6 +22,9 @@ def launch(
     multi_node: str = "native",
     hosts: tuple[str, ...] = (),
     interface: str = "",
+    engine_args: str = "",
+    router: str = "",
+    port: int = 8000,
 ) -> "Deployment":
     """What is to be started for a plan or a handoff (value or file); `linkwise.launch.write.write` makes the files.
 
@@ -30,8 +33,9 @@ def launch(
     from linkwise.launch.build import assemble
 
     found = _prepared(
-        source, engine=engine, weights=weights, called=name, multi_node=multi_node, hosts=hosts, interface=interface
-    )
+        source, engine=engine, weights=weights, called=name, multi_node=multi_node, hosts=hosts, interface=interface,
+        extra=_split(engine_args), router=router, port=port,
+    )  # fmt: skip
     return assemble(*found)
 
 
@@ -43,6 +47,7 @@ def manifest(
     weights: str = "",
     name: str = "",
     interface: str = "",
+    engine_args: str = "",
     image: str = "",
     router_image: str = "",
     cluster_topology: str = "",
@@ -55,11 +60,19 @@ def manifest(
     from linkwise.launch.kubernetes.pods import Cast
 
     engine = engine or ("dynamo" if kind == "dynamo" else "")
-    found = _prepared(source, engine=engine, weights=weights, called=name, interface=interface)
+    found = _prepared(
+        source, engine=engine, weights=weights, called=name, interface=interface, extra=_split(engine_args)
+    )
     plain = re.sub(r"[^a-z0-9]+", "-", found.asked.called.lower()).strip("-")[:40].strip("-")
     called = plain if plain[:1].isalpha() else f"m-{plain}"[:40].strip("-")
     cast = Cast(called, image, router_image, cluster_topology)
     return registry.manifest(kind, found.asked, found.launcher, cast), found
+
+
+def _split(text: str) -> tuple[str, ...]:
+    from linkwise.engine.flags import split
+
+    return tuple(split(text))
 
 
 def _prepared(source: "str | Path | Plan | Handoff", *, multi_node: str = "native", **given: Any) -> "Prepared":

@@ -1,18 +1,27 @@
 """The command `linkwise launch`: its words and options. cli.py registers it and owns what all commands share."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linkwise import cli_base, streams
 from linkwise.core.errors import InputError
+from linkwise.core.units import parse_time
 
-_K8S = "Kubernetes"
+if TYPE_CHECKING:
+    from linkwise.launch.build import Prepared
+    from linkwise.supervise.rules import Rules
+
+_K8S, _START = "Kubernetes", "On this machine"
 
 
 def launch(
-    source: Annotated[str, typer.Argument(help="plan file, or a handoff's; or plan:, handoff: (the last result)")],
+    source: Annotated[
+        str,
+        typer.Argument(help="plan file, or a handoff's; plan:, handoff: (the last result); or a folder of a launch"),
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="folder for commands, scripts and deployment.json")
     ] = None,
@@ -25,9 +34,30 @@ def launch(
         str, typer.Option(help="addresses of the nodes, in the plan's order; left out: hosts.env", metavar="A,B,...")
     ] = "",
     interface: Annotated[str, typer.Option(help="network interface for rendezvous, such as eth0")] = "",
+    router: Annotated[
+        str, typer.Option(help="in front: engine (its own, before several groups) or linkwise", metavar="KIND")
+    ] = "",
+    port: Annotated[int, typer.Option(help="where requests go, on the first node")] = 8000,
+    engine_args: Annotated[
+        str, typer.Option(help="words added to every engine command; the layout stays the plan's", metavar="WORDS")
+    ] = "",
+    start: Annotated[
+        bool, typer.Option("--start", help="start it on this machine, route, watch, and stop", rich_help_panel=_START)
+    ] = False,
+    route: Annotated[
+        bool, typer.Option("--route", help="route and watch what start.sh has started", rich_help_panel=_START)
+    ] = False,
+    on_fault: Annotated[
+        str, typer.Option(help="retry, restart or reject: requests of a lost group", rich_help_panel=_START)
+    ] = "retry",
+    timeout: Annotated[
+        str, typer.Option(help="a group without a token for so long is lost", rich_help_panel=_START, metavar="TIME")
+    ] = "30s",
+    start_timeout: Annotated[
+        str, typer.Option(help="a group that does not serve by then is lost", rich_help_panel=_START, metavar="TIME")
+    ] = "30min",
     kubernetes: Annotated[
-        str,
-        typer.Option(help="manifests in place of scripts: lws, llm-d or dynamo", metavar="KIND", rich_help_panel=_K8S),
+        str, typer.Option(help="manifests, no scripts: lws, llm-d or dynamo", metavar="KIND", rich_help_panel=_K8S)
     ] = "",
     image: Annotated[
         str, typer.Option(help="of the engine; left out: the one its makers publish", rich_help_panel=_K8S)
@@ -45,40 +75,75 @@ def launch(
     """A plan as what people run in production. Exit code 1: the engine cannot express it."""
     from linkwise import api_launch
 
-    if output is None and not json:
-        raise InputError("nowhere to write", where="launch", expected="-o FOLDER, or --json")
+    rules, bound_s = _rules(on_fault, start_timeout), parse_time(timeout, where="--timeout")
+    if start or route:
+        _needs()
+        if Path(source).is_dir():
+            return _run(Path(source), rules, bound_s, start=start)
+    if route or Path(source).is_dir():
+        raise InputError(
+            "a folder of a launch is started or routed", where="launch", expected="FOLDER --start or --route"
+        )
+    if output is None and (start or not json):
+        raise InputError("nowhere to write", where="launch", expected="-o FOLDER" + ("" if start else ", or --json"))
     given = cli_base.kept(source[:-1]) if source in {"plan:", "handoff:"} else source
     if kubernetes:
-        if output is None or multi_node != "native" or hosts:
-            raise InputError("--kubernetes takes -o, not --multi-node or --hosts", where="launch", expected="-o FOLDER")
-        text, found = api_launch.manifest(
-            given, kubernetes, engine=engine, weights=weights, name=name, interface=interface, image=image,
-            router_image=router_image, cluster_topology=cluster_topology,
+        if output is None or multi_node != "native" or hosts or start:
+            raise InputError("--kubernetes takes -o, not --multi-node, --hosts or --start", where="launch")
+        return _manifest(
+            output, *api_launch.manifest(
+                given, kubernetes, engine=engine, weights=weights, name=name, interface=interface,
+                engine_args=engine_args, image=image, router_image=router_image, cluster_topology=cluster_topology,
+            )
         )  # fmt: skip
-        from linkwise.launch.write import write_manifest
-
-        path = write_manifest(text, output)
-        _say(found.differs, ())
-        streams.write(f"written    {path}\nstart      kubectl apply -f {path}")
-        return cli_base.YES
     if image or router_image or cluster_topology:
         raise InputError("images and topologies are Kubernetes'", where="launch", expected="--kubernetes KIND")
     made = api_launch.launch(
         given, engine=engine, weights=weights, name=name, multi_node=multi_node,
         hosts=tuple(part.strip() for part in hosts.split(",")) if hosts else (), interface=interface,
+        engine_args=engine_args, router=router or ("linkwise" if start else ""), port=port,
     )  # fmt: skip
+    if json:
+        cli_base.print_json(made)
     if output is not None:
         from linkwise.launch.write import write
+        from linkwise.report.launch import screen
 
         written = write(made, output)
         _say(made.differs, made.notes)
-    if json:
-        cli_base.print_json(made)
-    elif output is not None:
-        from linkwise.report.launch import screen
-
-        cli_base.print_blocks(screen(made, str(output), len(written)))
+        if start:
+            return _run(output, rules, bound_s, start=True)
+        cli_base.print_blocks([] if json else screen(made, str(output), len(written)))
     return cli_base.YES
+
+
+def _manifest(output: Path, text: str, found: "Prepared") -> int:
+    from linkwise.launch.write import write_manifest
+
+    path = write_manifest(text, output)
+    _say(found.differs, ())
+    streams.write(f"written    {path}\nstart      kubectl apply -f {path}")
+    return cli_base.YES
+
+
+def _needs() -> None:
+    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"not installed: {', '.join(missing)}", expected="pip install linkwise[launch]")
+
+
+def _rules(on_fault: str, start_timeout: str) -> "Rules":
+    from linkwise.supervise.rules import Rules
+
+    if on_fault not in {"retry", "restart", "reject"}:
+        raise InputError(repr(on_fault)[:80], where="--on-fault", expected="retry, restart or reject")
+    return Rules(on_fault=on_fault, start_s=parse_time(start_timeout, where="--start-timeout"))  # type: ignore[arg-type]
+
+
+def _run(folder: Path, rules: "Rules", bound_s: float, *, start: bool) -> int:
+    from linkwise.launch.start import run
+
+    return run(folder, rules, streams.say, bound_s=bound_s, timeout_s=600.0, start=start)
 
 
 def _say(differs: tuple[str, ...], notes: tuple[str, ...]) -> None:

@@ -20,7 +20,8 @@ class Asked(NamedTuple):
 
     hosts: addresses of the cluster's nodes in order; () = stand-ins. interface: of the nodes' network for rendezvous,
     "" = the libraries choose. prompt_tokens: of the longest usual prompt, for transfer buffers. far: every address is
-    a stand-in, also on one node (pods).
+    a stand-in, also on one node (pods). extra: words added to every engine command. router: "linkwise" = our own in
+    front; "" = the engine's, where there are several groups. port: of the front.
     """
 
     model: Model
@@ -36,6 +37,9 @@ class Asked(NamedTuple):
     connector: str = ""
     prompt_tokens: int = 0
     far: bool = False
+    extra: tuple[str, ...] = ()
+    router: str = ""
+    port: int = FRONT_PORT
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -116,6 +120,11 @@ class Ports:
         self._base = self._FIRST | ({"http": first} if first else {})
         self._next: dict[tuple[int, str], int] = defaultdict(int)
 
+    @classmethod
+    def given(cls, port: int) -> bool:
+        """Whether it is one of those this gives out."""
+        return any(first <= port < first + cls._EACH for first in cls._FIRST.values())
+
     def take(self, kind: str, nodes: Sequence[int], count: int = 1) -> int:
         """The first of `count` ports in a row that are free on all these nodes. Raises InputError when they run out."""
         at = max(self._next[node, kind] for node in nodes)
@@ -126,6 +135,16 @@ class Ports:
         for node in nodes:
             self._next[node, kind] = at + count
         return self._base[kind] + at
+
+
+def engine_words(asked: Asked, layout: Layout) -> list[str]:
+    """The engine's own command of a layout, with the words added to it."""
+    return [*asked.engine.command(asked.weights, layout, asked.options), *asked.extra]
+
+
+def own_router(asked: Asked) -> Process:
+    """Our own router before all groups, which reads where they are from deployment.json beside it."""
+    return router_process(asked, ["linkwise", "launch", ".", "--route"])
 
 
 class Launcher(ABC):
@@ -161,5 +180,5 @@ def router_process(asked: Asked, command: Sequence[str], environment: dict[str, 
     node = asked.nodes[0]
     return Process(
         name="router", group="", role="router", node=node, host=asked.host(node), command=tuple(command),
-        environment=environment or {}, ports={"http": FRONT_PORT},
+        environment=environment or {}, ports={"http": asked.port},
     )  # fmt: skip

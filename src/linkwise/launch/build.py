@@ -11,7 +11,7 @@ from linkwise.core.errors import InputError, Refused
 from linkwise.engine import registry as engines
 from linkwise.engine.base import Engine, Options, Refusal
 from linkwise.launch import network, registry
-from linkwise.launch.base import FRONT_PORT, Asked, Launcher, Ports
+from linkwise.launch.base import FRONT_PORT, Asked, Launcher, Ports, own_router
 from linkwise.launch.types import Deployment, Group, MultiNode, Process, Served, check_host, check_word
 from linkwise.model.types import Model
 from linkwise.plan.handoff_types import Handoff
@@ -24,7 +24,8 @@ _SPARE = 0.9  # of the KV a plan expects: what a longest request may take of it
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
     """What a user says beside the plan. engine: "" = the plan's. weights: a folder, "" = the plan's model by name.
 
-    hosts: addresses of the cluster's nodes in order. port is fixed: requests go to 8000 of the first node.
+    hosts: addresses of the cluster's nodes in order. extra: words added to every engine command; they may not change
+    the layout. router: "linkwise" = our own in front. port: where requests go, on the first node.
     """
 
     engine: str = ""
@@ -33,6 +34,9 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     multi_node: MultiNode = "native"
     hosts: tuple[str, ...] = ()
     interface: str = ""
+    extra: tuple[str, ...] = ()
+    router: str = ""
+    port: int = FRONT_PORT
 
 
 class Prepared(NamedTuple):
@@ -80,10 +84,52 @@ def prepare(source: Plan | Handoff, model: Model, cluster: Cluster, choices: Cho
         interface=network.check_interface(choices.interface),
         connector=_connector(source, launcher, own),
         prompt_tokens=source.prompt_tokens if isinstance(source, Handoff) else 0,
+        extra=choices.extra,
+        router=_router(choices.router, launcher, groups, engine),
+        port=_port(choices.port),
     )
     _refuse(asked, launcher)
-    differs += launcher.differs(asked, groups[0].layout)
+    differs += launcher.differs(asked, groups[0].layout) + _extra(asked)
     return Prepared(asked, launcher, served(source), differs, _notes(source, asked))
+
+
+def _port(number: int) -> int:
+    if not 1 <= number <= 65_535 or Ports.given(number):
+        raise InputError(f"port {number}", where="--port", expected="1..65535, outside the ports of workers")
+    return number
+
+
+def _router(name: str, launcher: Launcher, groups: Sequence[Group], engine: Engine) -> str:
+    if name not in {"", "engine", "linkwise"}:
+        raise InputError(repr(name[:40]), where="--router", expected="engine or linkwise")
+    if name != "linkwise":
+        return ""
+    if launcher.name == "dynamo" or (groups[0].role != "both" and engine.name != "vllm"):
+        raise Refused(
+            f"our router does not speak to {launcher.name}{'' if launcher.name == 'dynamo' else ' pools'}",
+            where="--router", expected="engine",
+        )  # fmt: skip
+    return name
+
+
+def _extra(asked: Asked) -> tuple[str, ...]:
+    """What words added by hand change. Raises Refused where that is the layout."""
+    if not asked.extra:
+        return ()
+    said = []
+    for layout in dict.fromkeys(group.layout for group in asked.groups):
+        plain = asked.engine.command(asked.weights, layout, asked.options)
+        before, after = (asked.engine.parse(words, model=asked.model) for words in (plain, [*plain, *asked.extra]))
+        if (before.layout, before.replicas) != (after.layout, after.replicas):
+            raise Refused(
+                f"{' '.join(asked.extra)[:120]} makes {after.replicas} x ({after.layout}) of {layout}",
+                where="--engine-args", hint="Plan that layout",
+            )  # fmt: skip
+        for field in before.options.__struct_fields__:
+            was, now = getattr(before.options, field), getattr(after.options, field)
+            if was != now:
+                said.append(f"{field} is {now} by --engine-args, {was} in the plan")
+    return tuple(dict.fromkeys(said))
 
 
 def _version(source: Plan | Handoff) -> str | None:
@@ -266,12 +312,12 @@ def assemble(
 ) -> Deployment:
     """Processes, router and files of what the launcher does not refuse."""
     # Without a router in front, the one group answers where a router would.
-    ports = Ports(FRONT_PORT if len(asked.groups) == 1 else None)
+    ports = Ports(asked.port if len(asked.groups) == 1 and not asked.router else None)
     processes: list[Process] = []
     for group in asked.groups:
         processes += launcher.processes(asked, group, ports)
     files = launcher.files(asked)
-    front = launcher.router(asked, processes)
+    front = (own_router(asked), {}) if asked.router else launcher.router(asked, processes)
     if front is not None:
         processes.insert(0, front[0])
         files |= front[1]

@@ -10,7 +10,7 @@ import msgspec
 
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Refusal
-from linkwise.launch.base import FRONT_PORT, Asked, Launcher, Ports, router_process
+from linkwise.launch.base import Asked, Launcher, Ports, router_process
 from linkwise.launch.sglang import Sglang
 from linkwise.launch.types import Group, Process
 from linkwise.launch.vllm import Vllm
@@ -82,7 +82,7 @@ class Dynamo(Launcher):
         return (*(around.differs(asked, layout) if around else ()), _NOTE)
 
     def router(self, asked: Asked, processes: Sequence[Process]) -> tuple[Process, dict[str, str]] | None:
-        words = ["python3", "-m", "dynamo.frontend", "--http-host", asked.listen, "--http-port", str(FRONT_PORT)]
+        words = ["python3", "-m", "dynamo.frontend", "--http-host", asked.listen, "--http-port", str(asked.port)]
         return router_process(asked, [*words, "--router-mode", "kv" if len(asked.groups) > 1 else "round-robin"]), {}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from linkwise.engine.base import Refusal
 from linkwise.launch import network
-from linkwise.launch.base import FRONT_PORT, Asked, Launcher, Ports, Run, local, router_process, runs, uneven
+from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, local, router_process, runs, uneven
 from linkwise.launch.types import Group, Process
 
 
@@ -35,7 +35,7 @@ class Sglang(Launcher):
     def processes(self, asked: Asked, group: Group, ports: Ports) -> tuple[Process, ...]:
         found = self._runs(asked, group)
         nodes = [run.node for run in found]
-        base = asked.engine.command(asked.weights, group.layout, asked.options)
+        base = engine_words(asked, group.layout)
         opened = {"http": ports.take("http", nodes[:1])}
         words = [*self.program, *base[3:], "--served-model-name", asked.called]
         words += self._door(asked, opened["http"])
@@ -92,4 +92,4 @@ class Sglang(Launcher):
             words.append("--pd-disaggregation")
             for p in doors:
                 words += ["--prefill", p.url, str(p.ports["bootstrap"])] if p.role == "prefill" else ["--decode", p.url]
-        return router_process(asked, [*words, "--host", asked.listen, "--port", str(FRONT_PORT)]), {}
+        return router_process(asked, [*words, "--host", asked.listen, "--port", str(asked.port)]), {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Refusal
 from linkwise.launch import network
-from linkwise.launch.base import FRONT_PORT, Asked, Launcher, Ports, Run, local, router_process, runs, uneven
+from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, local, router_process, runs, uneven
 from linkwise.launch.types import Group, Process
 
 SETTINGS = "trtllm.yaml"
@@ -30,7 +30,7 @@ class Trtllm(Launcher):
         found = self._runs(asked, group)
         nodes = [run.node for run in found]
         opened = {"http": ports.take("http", nodes[:1])}
-        words = asked.engine.command(asked.weights, group.layout, asked.options)
+        words = engine_words(asked, group.layout)
         if "--extra_llm_api_options" in words:
             at = words.index("--extra_llm_api_options")
             del words[at : at + 2]
@@ -119,7 +119,7 @@ def settings(asked: Asked, group: Group) -> str:
 
 def _front(asked: Asked, doors: Sequence[Process]) -> str:
     """What the disaggregated server reads: addresses of both pools."""
-    lines = [f"hostname: {asked.listen}", f"port: {FRONT_PORT}", "backend: pytorch"]
+    lines = [f"hostname: {asked.listen}", f"port: {asked.port}", "backend: pytorch"]
     for key, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
         urls = [f"{p.host}:{p.ports['http']}" for p in doors if p.role == role]
         lines += [f"{key}:", f"  num_instances: {len(urls)}", "  urls:", *(f'    - "{url}"' for url in urls)]
@@ -132,7 +132,7 @@ def _balancer(asked: Asked, doors: Sequence[Process]) -> str:
     return (
         "events {}\nhttp {\n  upstream replicas {\n    least_conn;\n"
         + servers
-        + f"  }}\n  server {{\n    listen {asked.listen}:{FRONT_PORT};\n    location / {{\n"
+        + f"  }}\n  server {{\n    listen {asked.listen}:{asked.port};\n    location / {{\n"
         "      proxy_pass http://replicas;\n      proxy_http_version 1.1;\n      proxy_buffering off;\n"
         "      proxy_read_timeout 3600s;\n    }\n  }\n}\n"
     )

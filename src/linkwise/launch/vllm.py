@@ -13,7 +13,7 @@ from linkwise.core.layout import Layout
 from linkwise.engine.base import Refusal
 from linkwise.engine.facts_io import version_key
 from linkwise.launch import network
-from linkwise.launch.base import FRONT_PORT, Asked, Launcher, Ports, Run, local, router_process, runs, uneven
+from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, local, router_process, runs, uneven
 from linkwise.launch.types import Group, Process
 
 _NUMA_SINCE = "0.20"  # --numa-bind; the release that added it is unverified, 0.32 has it
@@ -88,7 +88,7 @@ class Vllm(Launcher):
 
     def _common(self, asked: Asked, group: Group, ports: Ports, nodes: Sequence[int]) -> "_Common":
         """What all processes of a group share."""
-        base = asked.engine.command(asked.weights, group.layout, asked.options)
+        base = engine_words(asked, group.layout)
         words = [*self.program, *base[2:], "--served-model-name", asked.called]
         opened = {"http": ports.take("http", nodes[:1])}
         if group.role != "both":
@@ -186,7 +186,7 @@ class Vllm(Launcher):
                 words += ["--prefill" if p.role == "prefill" else "--decode", p.url]
             words += ["--policy", "power_of_two"]
             words += ["--kv-connector", "mooncake"] if asked.connector == "mooncake" else []
-        return router_process(asked, [*words, "--host", asked.listen, "--port", str(FRONT_PORT)]), {}
+        return router_process(asked, [*words, "--host", asked.listen, "--port", str(asked.port)]), {}
 
 
 class _Common(NamedTuple):
