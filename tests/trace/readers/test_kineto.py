@@ -219,6 +219,8 @@ def test_kernels_of_one_call_are_one_row_and_a_million_others_are_few(tmp_path: 
         ("compute", "matmul"), ("all_reduce", ""), ("compute", "attention"),
     ]  # fmt: skip
     assert [c.ended_ns for c in rank.calls] == [ns(150), ns(195), ns(5299.5)]
+    # 100 + 40 us of kernels; then a copy of 5 us and 5000 kernels of half a us, each with a gap behind it.
+    assert rank.busy_ns == (140_000, 2_505_000)
 
 
 def test_steps_of_engines(tmp_path: Path) -> None:
