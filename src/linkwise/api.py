@@ -75,6 +75,9 @@ def plan(
     from_command: str = "",
     from_manifest: str | Path = "",
     from_running: str = "",
+    price: str = "",
+    prefill_on: str | Path | Cluster | None = None,
+    pareto: bool | None = None,
     **settings: Unpack[Settings],
 ) -> Plan | NoPlan:
     """How is it split, what does each link carry, how long does it take, and why this way?
@@ -82,15 +85,26 @@ def plan(
     from_command: an engine's own launch command; from_manifest: a file that has one (Kubernetes, compose, or what
     `launch` wrote; FILE:NAME where it has several); from_running: a server's address. Its engine, model, degrees,
     replicas and options are planned as they run; a setting given beside it wins. engine: "vllm" when neither it nor a
-    command says one; beside a command it may add the version. Other arguments as in `fit`. NoPlan says what is short
-    when none is feasible.
+    command says one; beside a command it may add the version. pareto: set what the devices offer side by side, with a
+    choice for the targets; None = where there are targets, a price or other devices for prefill groups (prefill_on).
+    price: USD per device hour, such as "2.5" or "h100-sxm=2.5,h200-sxm=3.4". Other arguments as in `fit`. NoPlan says
+    what is short when none is feasible.
     """
     from linkwise.api_existing import reader
     from linkwise.plan.build import plan as build
+    from linkwise.plan.fit import Case
+    from linkwise.plan.frontier import Seen, collect
 
     task = _task(model, on, engine, reader(from_command, from_manifest, from_running), settings)
-    asked = (task.model, task.cluster, task.engine, task.options, task.workload)
-    found = build(*asked, fixed=task.fixed, replicas=task.replicas)
+    asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
+    wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
+    seen: list[Seen] = []
+    found = build(*asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None)
+    if wanted:
+        from linkwise.api_frontier import frontier_of
+
+        other = None if prefill_on is None else _cluster(prefill_on)
+        found = msgspec.structs.replace(found, frontier=frontier_of(asked, seen, price=price, prefill_on=other))
     if task.replicas is None:
         return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
     freely = _freely(found, build(task.model, task.cluster, task.engine, found.options, task.workload))

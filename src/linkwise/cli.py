@@ -53,6 +53,20 @@ Ranks = Annotated[bool, typer.Option("--ranks", help="every state of every rank 
 Links = Annotated[bool, typer.Option("--links", help="bytes per step by tier and by op", rich_help_panel="Output")]
 Why = Annotated[bool, typer.Option("--why", help="every reason of every decision", rich_help_panel="Output")]
 Rejected = Annotated[bool, typer.Option("--rejected", help="every rejected layout", rich_help_panel="Output")]
+Price = Annotated[
+    str, typer.Option("--price", help="USD per device hour: 2.5, or h100-sxm=2.5,h200-sxm=3.4", metavar="USD")
+]
+PrefillOn = Annotated[
+    str, typer.Option("--prefill-on", help="other devices, for prefill groups of separate pools", metavar="CLUSTER")
+]
+Pareto = Annotated[
+    bool,
+    typer.Option(
+        "--pareto",
+        help="layouts, policies and pools side by side; on where there is a target, a price or --prefill-on",
+        rich_help_panel="Output",
+    ),
+]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="write the plan to a file", rich_help_panel="Output")
 ]
@@ -191,9 +205,12 @@ def plan(
     from_command: FromCommand = "",
     from_manifest: FromManifest = "",
     from_running: FromRunning = "",
+    price: Price = "",
+    prefill_on: PrefillOn = "",
     *,
     settings: Any,
     output: Output = None,
+    pareto: Pareto = False,
     why: Why = False,
     ranks: Ranks = False,
     links: Links = False,
@@ -205,12 +222,13 @@ def plan(
 
     found = api.plan(
         model, on, engine=engine, from_command=from_command, from_manifest=from_manifest, from_running=from_running,
-        **settings,
+        price=price, prefill_on=prefill_on or None, pareto=True if pareto else None, **settings,
     )  # fmt: skip
     from linkwise.report import plan as screens
 
     if isinstance(found, api.NoPlan):
-        print_json(found) if json else print_blocks(screens.no_plan(found), screens.rejected(found) if rejected else ())
+        more = (screens.pareto(found) if pareto else (), screens.rejected(found) if rejected else ())
+        print_json(found) if json else print_blocks(screens.no_plan(found), *more)
         if output:
             streams.say(f"note: there is no plan to write to {output}")
         return NO
@@ -222,6 +240,7 @@ def plan(
     else:
         print_blocks(
             screens.screen(found),
+            screens.pareto(found) if pareto else (),
             screens.why(found) if why else (),
             screens.ranks(found) if ranks else (),
             screens.links(found) if links else (),

@@ -1,5 +1,7 @@
 """From model, cluster, engine and workload to a Plan, or to the reason why there is none."""
 
+from collections.abc import Callable
+
 from linkwise._version import __version__
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
@@ -18,7 +20,7 @@ from linkwise.plan.operate import in_flight, operation
 from linkwise.plan.ordering import FEW, in_best_order, irregular, ordered, subject_of, visible
 from linkwise.plan.placement import naive_grid
 from linkwise.plan.reasons import decisions
-from linkwise.plan.search import Found, evaluate, search
+from linkwise.plan.search import Found, Points, evaluate, search
 from linkwise.plan.step import freeze
 from linkwise.plan.time import GroupTime
 from linkwise.plan.types import Candidate, NoPlan, Plan, Rejection, StepTime
@@ -33,10 +35,12 @@ def plan(
     workload: Workload,
     fixed: dict[str, int] | None = None,
     replicas: int | None = None,
+    seen: Callable[[Layout, Points], None] | None = None,
 ) -> Plan | NoPlan:
     """The smallest group that meets the targets, replicated for the rate; NoPlan when nothing is feasible.
 
     fixed: degrees the user gave. replicas: how many replicas to run (None = what rate or cluster ask for).
+    seen: told of every layout that fits, at its batch sizes.
     """
     workload = within_length(model, options, workload)
     if replicas is not None and not 1 <= replicas <= cluster.size:
@@ -44,7 +48,7 @@ def plan(
             f"{replicas} replicas", where="replicas", expected=f"1..{cluster.size} on {cluster.size} devices"
         )
     case = Case(model, cluster, engine, options, workload)
-    found = search(model, cluster, engine, options, workload, fixed, replicas)
+    found = search(model, cluster, engine, options, workload, fixed, replicas, seen=seen)
     if not found.candidates and irregular(cluster) and found.considered <= FEW:
         # Another order of ranks may meet what ranks on devices in order do not.
         found = search(model, cluster, engine, options, workload, fixed, replicas, in_best_order(case))
@@ -102,8 +106,20 @@ def plan(
             *_notes(model, cluster, engine, memory.warnings + order + _uneven(cluster, count)),
             *apart,
             *engine.node_notes(chosen.layout, nodes),
+            *_unused(chosen, cluster),
         ),
     )
+
+
+def _unused(chosen: Candidate, cluster: Cluster) -> tuple[str, ...]:
+    """Devices that no replica has, and why."""
+    left, size = cluster.size - chosen.replicas * chosen.group_size, chosen.group_size
+    if not left:
+        return ()
+    why = (
+        f"another replica of {size} would fit: the load needs none" if left >= size else f"fewer than a group of {size}"
+    )
+    return (f"{left} of {cluster.size} devices are not used: {why}",)
 
 
 def _exactly(case: Case, one: Candidate, found: Found, replicas: int | None) -> Candidate:

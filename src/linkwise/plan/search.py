@@ -113,10 +113,12 @@ def search(
     fixed: dict[str, int] | None = None,
     replicas: int | None = None,
     order: Order | None = None,
+    seen: Callable[[Layout, Points], None] | None = None,
 ) -> Found:
     """Evaluate every layout at twelve batch sizes. replicas: how many to run; None = what rate or cluster ask for.
 
-    order: where a layout's ranks lie when not on devices in order.
+    order: where a layout's ranks lie when not on devices in order. seen: told of every layout that fits, before its
+    batches are held against the targets.
     """
     candidates: list[Candidate] = []
     ledgers: list[Ledger] = []
@@ -147,6 +149,7 @@ def search(
             memory,
             replicas,
             order(layout, memory) if order else None,
+            seen=seen,
         )
         if isinstance(outcome, Shortfall):
             rejected.append(Rejection(layout=layout, replicas=held, shortfall=outcome))
@@ -177,10 +180,11 @@ def evaluate(
     places: dict[str, Span] | None = None,
     *,
     exact: bool = False,
+    seen: Callable[[Layout, Points], None] | None = None,
 ) -> Candidate | Shortfall:
     """The point a fitting layout operates at, or the first target it misses. replicas, places as in `search`.
 
-    exact: at the smallest batch that carries the rate, not the next of the twelve.
+    exact: at the smallest batch that carries the rate, not the next of the twelve. seen: as in `search`.
     """
     places = places or spans(layout, cluster)
     available = replicas or cluster.size // layout.size
@@ -199,6 +203,8 @@ def evaluate(
         return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
 
     points = _refined(at, np.unique(np.minimum(grid, most)))
+    if seen is not None:
+        seen(layout, points)
     good = points.meets_tpot & points.meets_ttft
     if not good.any():
         return _missed(points, workload, places, layout)

@@ -6,7 +6,9 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
 from linkwise.core.schema import FIT_SCHEMA, NOPLAN_SCHEMA, PLAN_SCHEMA, Frozen
 from linkwise.engine.base import Options, Resolved
+from linkwise.engine.step_constants import StepCalibration
 from linkwise.model.types import Model
+from linkwise.plan.frontier_types import Frontier
 from linkwise.workload.types import Workload
 
 
@@ -171,7 +173,8 @@ class Candidate(Frozen, frozen=True, kw_only=True):
 class Plan(Frozen, frozen=True, kw_only=True):
     """A chosen serving deployment with its inputs, so that it explains itself later.
 
-    calibration: label of the constants the times rest on. figures: every explainable figure by path; textbook: the same
+    calibration: label of the constants the times rest on; step_calibration: those of the engine's step, None where the
+    cluster's roofline stands for them. figures: every explainable figure by path; textbook: the same
     traffic figures under the textbook convention. command: how the engine starts one replica.
     """
 
@@ -206,6 +209,8 @@ class Plan(Frozen, frozen=True, kw_only=True):
     textbook: dict[str, int | float] = {}
     command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    step_calibration: StepCalibration | None = None
+    frontier: Frontier | None = None
 
 
 class NoPlan(Frozen, frozen=True, kw_only=True):
@@ -223,6 +228,7 @@ class NoPlan(Frozen, frozen=True, kw_only=True):
     rejected: tuple[Rejection, ...]
     changes: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    frontier: Frontier | None = None
 
 
 class Fit(Frozen, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from linkwise.plan.operate import in_flight, prompt_chunks, step_requests
 from linkwise.plan.time import port_bandwidth, spans
 from linkwise.plan.traffic import traffic
 from linkwise.plan.types import Candidate, NoPlan, Op, Plan, Rejection, Shortfall, StepTime
+from linkwise.report import frontier as fronts
 from linkwise.report.text import (
     Verbatim,
     capacity_words,
@@ -45,6 +46,7 @@ def screen(plan: Plan) -> list[str]:
         *_step(plan),
         *_delivers(plan),
         *_runner_up(plan),
+        *(fronts.choice(plan.frontier) if plan.frontier else []),
         *_reasons(plan.rejected, plan.considered),
         *_decisions(plan),
         *([Verbatim(f"run        {shlex.join(plan.command)}")] if plan.command else []),
@@ -64,7 +66,13 @@ def no_plan(found: NoPlan) -> list[str]:
     ]
     changes = found.changes or ((near.shortfall.change,) if near.shortfall.change else ())
     lines += [f"change     {'; or '.join(changes)}"] if changes else []
+    lines += fronts.choice(found.frontier) if found.frontier else []
     return [*lines, *_reasons(found.rejected, found.considered), *remarks(found.notes), "more       --rejected  --json"]
+
+
+def pareto(found: Plan | NoPlan) -> list[str]:
+    """What the devices offer, side by side."""
+    return fronts.lines(found.frontier) if found.frontier else []
 
 
 def ranks(plan: Plan) -> "list[str | Table]":
@@ -340,4 +348,4 @@ def _op_table(plan: Plan, ops: tuple[Op, ...], tiers: dict[str, Tier], step: str
     return table(heads, rows, title=f"{step} step")
 
 
-__all__ = ["links", "no_plan", "ranks", "rejected", "rows_of", "screen", "why"]
+__all__ = ["links", "no_plan", "pareto", "ranks", "rejected", "rows_of", "screen", "why"]

@@ -1,0 +1,320 @@
+"""Layouts x batch policies x pools: the Pareto set of tokens/s a device against tokens/s a user, and the choice for the
+targets.
+
+Everything here is the closed form (plan/operate.py, plan/pools.py). The layouts are those the search saw fit, at its
+twelve batch sizes; token budgets are tried on the layouts of the first front; separate pools are every pair of a
+prefill and a decode group with tensor and pipeline degrees only, in every whole number of groups that the devices hold.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.plan.fit import Case
+from linkwise.plan.frontier_types import Frontier, Offer
+from linkwise.plan.handoff import handoff
+from linkwise.plan.ledger import ledger
+from linkwise.plan.operate import MAX_PROMPT_LOAD
+from linkwise.plan.pools import Pool, pool_of
+from linkwise.plan.search import Points, evaluate, search
+from linkwise.workload.types import Targets
+
+BUDGETS = (512, 2048, 8192, 16_384)  # tokens of a step, beside the engine's own
+MOST_SIDES = 12  # groups of one side that pairs are made of
+MOST_SHOWN = 40  # offers of a front
+
+Floats = npt.NDArray[np.float64]
+
+
+class Seen(NamedTuple):
+    """A layout that fits, at several batch sizes."""
+
+    layout: Layout
+    points: Points
+    tokens: int
+
+
+class Terms(NamedTuple):
+    """What offers are judged by.
+
+    price: USD of a device hour by accelerator, "" = of any. prefill: the case of prefill groups on other devices.
+    """
+
+    case: Case
+    price: Mapping[str, float]
+    prefill: Case | None
+
+
+def priced(text: str) -> dict[str, float]:
+    """Prices as typed: 2.5 for every accelerator, or h100-sxm=2.5,h200-sxm=3.4; USD per device hour."""
+    found = {}
+    for part in text.split(",") if text.strip() else ():
+        name, equals, value = part.strip().rpartition("=")
+        try:
+            if not value.isascii() or "_" in value:
+                raise ValueError
+            usd = float(value)
+        except ValueError:
+            usd = -1.0
+        if not 0 < usd < 1e6 or (equals and not name) or name in found:
+            raise InputError(
+                f"{part[:60]!r}", where="--price", expected="USD per device hour, such as 2.5 or h100-sxm=2.5"
+            )
+        found[name] = usd
+    return found
+
+
+def frontier(case: Case, seen: Sequence[Seen], *, price: Mapping[str, float], prefill: Case | None = None) -> Frontier:
+    """The front of a case whose layouts were `seen` by a search, and the choice for its targets.
+
+    prefill: model, engine and options as in `case`, on the devices that prefill groups run on. Raises InputError for a
+    price that names none of the accelerators.
+    """
+    names = {c.cluster.accelerator.name for c in (case, prefill) if c}
+    if unknown := sorted(set(price) - names - {""}):
+        raise InputError(f"{unknown[0]!r}", where="--price", expected="one of " + ", ".join(sorted(names)))
+    terms = Terms(case, price, prefill)
+    mixed = [offer for one in seen for offer in _mixed(terms, one)]
+    for layout in dict.fromkeys(offer.layout for offer in front(_in_time(terms, mixed))):
+        for budget in BUDGETS:
+            mixed += _with_budget(terms, layout, budget)
+    separate, notes = _separate(terms, [one.layout for one in seen])
+    offers = front(_in_time(terms, [*mixed, *separate]))[:MOST_SHOWN]
+    # What meets the targets at the lowest cost need not lie on the front of the figures above, so it joins it.
+    best = choose([*mixed, *separate], bool(price))
+    if best is not None and best not in offers:
+        offers = sorted([*offers, best], key=lambda x: x.tokens_per_s_per_user)
+    return Frontier(
+        offers=tuple(offers), choice=None if best is None else offers.index(best), tried=len(mixed) + len(separate),
+        devices=case.cluster.size + (prefill.cluster.size if prefill else 0), notes=notes,
+    )  # fmt: skip
+
+
+def _in_time(terms: Terms, offers: Sequence[Offer]) -> Sequence[Offer]:
+    """Those inside the TTFT target, where there is one and any is."""
+    limit = terms.case.workload.targets.ttft_s
+    kept = [x for x in offers if limit is None or x.ttft_s <= limit]
+    return kept or offers
+
+
+def choose(offers: Sequence[Offer], priced: bool) -> Offer | None:
+    """The cheapest offer inside the targets, or the one with the most tokens a device; of equals the fewest devices."""
+    good = [x for x in offers if x.meets]
+    if not good:
+        return None
+    return min(
+        good, key=lambda x: (x.usd_per_Mtoken if priced else -x.tokens_per_s_per_device, x.devices, x.layout.size)
+    )
+
+
+def front(offers: Sequence[Offer]) -> list[Offer]:
+    """Those that no other beats in tokens a device and tokens a user at once, least interactive first."""
+    kept: list[Offer] = []
+    for offer in sorted(offers, key=lambda x: (x.tpot_s, -x.tokens_per_s_per_device, x.devices)):
+        if not kept or offer.tokens_per_s_per_device > kept[-1].tokens_per_s_per_device * (1 + 1e-9):
+            kept.append(offer)
+    return kept[::-1]
+
+
+def collect(into: list[Seen], case: Case) -> Callable[[Layout, Points], None]:
+    """What a search tells of the layouts that fit."""
+
+    def seen(layout: Layout, points: Points) -> None:
+        tokens = case.engine.resolve(case.options, case.model, case.cluster.accelerator, layout).max_batched_tokens
+        into.append(Seen(layout, points, tokens))
+
+    return seen
+
+
+def _usd(terms: Terms, devices: float, prefill_devices: float, tokens_per_s: float) -> float | None:
+    """USD per million output tokens."""
+    if not terms.price:
+        return None
+    other = (terms.prefill or terms.case).cluster.accelerator.name
+    rates = [terms.price.get(name, terms.price.get("")) for name in (terms.case.cluster.accelerator.name, other)]
+    if None in rates:
+        missing = (terms.case.cluster.accelerator.name, other)[rates.index(None)]
+        raise InputError(f"no price of {missing}", where="--price", expected=f"{missing}=USD beside the others")
+    hourly = devices * float(rates[0] or 0) + prefill_devices * float(rates[1] or 0)
+    return hourly / 3600 / tokens_per_s * 1e6
+
+
+def _meets(terms: Terms, tpot: float, ttft: float, rate: float) -> bool:
+    load = terms.case.workload
+    limits = load.targets.tpot_s or np.inf, load.targets.ttft_s or np.inf
+    return bool(tpot <= limits[0] and ttft <= limits[1] and rate >= (load.rate_per_s or 0.0) * (1 - 1e-9))
+
+
+def _mixed(terms: Terms, one: Seen) -> list[Offer]:
+    """A layout's batches, in as many groups as the devices hold."""
+    case, size = terms.case, one.layout.size
+    groups, osl = case.cluster.size // size, case.workload.osl_tokens
+    offers = []
+    for batch, tpot, ttft, rate in zip(
+        one.points.sizes, one.points.tpot, one.points.ttft, one.points.rate, strict=True
+    ):
+        tokens = float(rate) * groups * osl
+        offers.append(
+            Offer(
+                mode="mixed", layout=one.layout, groups=groups, batch=int(batch), devices=groups * size,
+                tpot_s=float(tpot), ttft_s=float(ttft), rate_per_s=float(rate) * groups,
+                tokens_per_s_per_device=tokens / (groups * size), max_batched_tokens=one.tokens,
+                usd_per_Mtoken=_usd(terms, groups * size, 0, tokens),
+                meets=_meets(terms, float(tpot), float(ttft), float(rate) * groups),
+            )
+        )  # fmt: skip
+    return offers
+
+
+def _with_budget(terms: Terms, layout: Layout, budget: int) -> list[Offer]:
+    """The layout with another token budget, where the engine and its memory allow one."""
+    case = terms.case._replace(options=replace(terms.case.options, max_batched_tokens=budget))
+    own = terms.case.engine.resolve(terms.case.options, case.model, case.cluster.accelerator, layout)
+    if own.max_batched_tokens == budget:
+        return []
+    memory = ledger(case.model, case.cluster, case.engine, layout, case.options, case.workload)
+    if memory.shortfall is not None:
+        return []
+    found: list[Seen] = []
+    evaluate(*_free(case), layout, memory, seen=collect(found, case))
+    return [offer for one in found for offer in _mixed(terms, one)]
+
+
+def _free(case: Case) -> Case:
+    """The case without a load or targets: every batch size."""
+    return case._replace(workload=replace(case.workload, rate_per_s=None, concurrency=None, targets=Targets()))
+
+
+class _Side(NamedTuple):
+    layout: Layout
+    pool: Pool
+    tokens: int
+
+
+def _sides(case: Case, layouts: Sequence[Layout]) -> list[_Side]:
+    """Groups of tensor and pipeline degrees alone, the smallest first."""
+    found = []
+    plain = [x for x in layouts if x.size == x.tp * x.pp and x.dcp == 1]
+    for layout in sorted(plain, key=lambda x: (x.size, x.pp, -x.ep))[:MOST_SIDES]:
+        try:
+            pool = pool_of(case.model, case.cluster, case.engine, layout, case.workload, case.options)
+        except InputError:
+            continue  # it holds no request of these lengths
+        resolved = case.engine.resolve(case.options, case.model, case.cluster.accelerator, layout)
+        found.append(_Side(layout, pool, resolved.max_batched_tokens))
+    return found
+
+
+def _separate(terms: Terms, layouts: Sequence[Layout]) -> tuple[list[Offer], tuple[str, ...]]:
+    """Pairs of pools: without their handoff first, then those of the front with what it takes."""
+    case, other = terms.case, terms.prefill
+    if case.workload.osl_tokens < 2:
+        return [], ("separate pools were not searched: answers of one token have no decode",)
+    decode = _sides(case, layouts)
+    if other is None:
+        prefill = decode
+    else:
+        elsewhere: list[Seen] = []
+        search(*_free(other), seen=collect(elsewhere, other))
+        prefill = _sides(other, [one.layout for one in elsewhere])
+    pairs = [(p, d) for p in prefill for d in decode]
+    rough = [offer for p, d in pairs for offer in _pair(terms, p, d, 0.0, None, "")]
+    # The front, and the best of each kind inside the targets: a handoff takes time and rate from all alike.
+    near = front(_in_time(terms, rough)) + [x for x in (choose(rough, bool(terms.price)),) if x is not None]
+    keep = {(x.prefill_layout, x.layout) for x in near}
+    offers = []
+    for p, d in pairs:
+        if (p.layout, d.layout) not in keep:
+            continue
+        exposed, most, link = _moved(terms, p, d)
+        offers += _pair(terms, p, d, exposed, most, link)
+    return offers, ("separate pools were searched with tensor and pipeline degrees only",)
+
+
+def _moved(terms: Terms, p: _Side, d: _Side) -> tuple[float, float, str]:
+    """(seconds of a handoff that prefill does not hide, prompts/s of one pair's route, its slowest link)."""
+    case, found = terms.case, []
+    for cluster in {id(c): c for c in (case.cluster, (terms.prefill or case).cluster)}.values():
+        try:
+            one = handoff(
+                case.model, cluster, prompt_tokens=case.workload.isl_tokens, rate_per_s=1.0, prefill_tp=p.layout.tp,
+                decode_tp=d.layout.tp, prefill_pp=p.layout.pp, decode_pp=d.layout.pp, engine=case.engine,
+                kv_dtype=case.options.kv_dtype or "auto",
+            )  # fmt: skip
+        except InputError:
+            continue  # a cluster that holds only one of the sides says nothing of the route
+        found.append((one.exposed_s, one.max_rate_per_s, one.limiting))
+    if not found:
+        return 0.0, np.inf, "not known"
+    return max(found)[0], min(x[1] for x in found), min(found, key=lambda x: x[1])[2]
+
+
+def _pair(terms: Terms, p: _Side, d: _Side, exposed: float, link_rate: float | None, link: str) -> list[Offer]:
+    """Every decode batch of a pair, each in the split of the devices that serves most inside the TTFT target."""
+    load = terms.case.workload
+    count, others = _splits(terms, p.pool.ranks, d.pool.ranks)
+    if not len(count):
+        return []
+    batches, steps = (np.array(x, float) for x in zip(*d.pool.steps, strict=True))
+    prompts, answers = count[:, None], others[:, None]
+    takes = answers * batches / (load.osl_tokens * steps)
+    gives = prompts * _load_of(terms, p, exposed, steps) / p.pool.prompt
+    rate = np.minimum(gives, takes)
+    if link_rate is not None:
+        rate = np.minimum(rate, np.minimum(prompts, answers) * link_rate)
+    per_device = rate * load.osl_tokens / (prompts * p.pool.ranks + answers * d.pool.ranks)
+    best = np.argmax(per_device, axis=0)
+    offers = []
+    for at, split in enumerate(best):
+        requests = float(rate[split, at])
+        # A batch that prompts do not fill is a smaller one, which another point has.
+        if requests <= 0 or float(gives[split, at]) < 0.5 * float(takes[split, at]):
+            continue
+        busy = min(requests * p.pool.prompt / float(count[split]), MAX_PROMPT_LOAD)
+        queue = busy * p.pool.prompt / (2 * (1 - busy))
+        ttft, tpot = p.pool.prefill_s + queue + exposed + float(steps[at]), float(steps[at])
+        used = int(count[split]) * p.pool.ranks, int(others[split]) * d.pool.ranks
+        idle = min(float(gives[split, at]), float(takes[split, at])) / max(
+            float(gives[split, at]), float(takes[split, at])
+        )
+        starving = "" if idle > 0.95 else "decode" if gives[split, at] < takes[split, at] else "prefill"
+        offers.append(
+            Offer(
+                mode="separate", layout=d.layout, groups=int(others[split]), batch=int(batches[at]),
+                devices=sum(used), tpot_s=tpot, ttft_s=ttft, rate_per_s=requests,
+                tokens_per_s_per_device=float(per_device[split, at]), max_batched_tokens=p.tokens,
+                prefill_layout=p.layout, prefill_groups=int(count[split]),
+                prefill_on=terms.prefill.cluster.name if terms.prefill else "",
+                usd_per_Mtoken=_usd(terms, used[1], used[0], requests * load.osl_tokens), starving=starving,
+                exposed_s=exposed, limiting_link=link, meets=_meets(terms, tpot, ttft, requests),
+            )
+        )  # fmt: skip
+    return offers
+
+
+def _splits(terms: Terms, prefill_ranks: int, decode_ranks: int) -> tuple[Floats, Floats]:
+    """(prefill groups, decode groups) that the devices hold, none left that another group could use."""
+    size = terms.case.cluster.size
+    if terms.prefill is not None:
+        most = terms.prefill.cluster.size // prefill_ranks
+        count = np.arange(1, most + 1, dtype=float)
+        others = np.full(most, float(size // decode_ranks))
+    else:
+        count = np.arange(1, size // prefill_ranks + 1, dtype=float)
+        others = (size - count * prefill_ranks) // decode_ranks
+    held = others >= 1
+    return count[held], others[held]
+
+
+def _load_of(terms: Terms, p: _Side, exposed: float, steps: Floats) -> Floats:
+    """Share of a prefill group's time that prompts may fill: their M/D/1 queue fits the TTFT target."""
+    target = terms.case.workload.targets.ttft_s
+    if target is None:
+        return np.full(len(steps), MAX_PROMPT_LOAD)
+    slack = np.maximum(0.0, target - p.pool.prefill_s - exposed - steps)
+    return np.minimum(2 * slack / (p.pool.prompt + 2 * slack), MAX_PROMPT_LOAD)

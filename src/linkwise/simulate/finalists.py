@@ -1,0 +1,115 @@
+"""The finalists of a search, simulated: does what the closed form promises hold, event by event?
+
+Each runs in a closed loop of as many users as the closed form has requests at hand, with lengths scattered by a fifth
+around the mean (users of equal lengths would march in step). The choice is then the first finalist, in the order the
+closed form prefers, whose simulated means are inside the targets.
+"""
+
+from math import gcd
+
+import numpy as np
+from msgspec.structs import replace
+
+from linkwise.core.layout import Layout
+from linkwise.plan.build import plan as build
+from linkwise.plan.fit import Case
+from linkwise.plan.frontier_types import Frontier, Offer
+from linkwise.plan.types import Plan
+from linkwise.simulate.of_plan import longest_of, pool_of, transfer_of
+from linkwise.simulate.rules import Run
+from linkwise.simulate.run import simulate
+from linkwise.simulate.trials import measured
+from linkwise.workload import lengths
+from linkwise.workload.lengths import Lengths
+from linkwise.workload.requests import Requests, requests
+from linkwise.workload.types import Targets
+
+MOST = 4  # offers simulated
+EACH, LEAST, LIMIT = 6, 400, 6000  # requests a user sends; of a run at least, at most
+SCATTER = (0.8, 1.2)
+
+
+def simulated(found: Frontier, case: Case, prefill: Case | None = None, *, priced: bool = False) -> Frontier:
+    """The frontier with its finalists simulated, and the choice they leave. Raises InputError without numba."""
+    offers, notes = list(found.offers), list(found.notes)
+    chosen, ran = None, 0
+    for at in _order(offers, priced):
+        if ran == MOST or chosen is not None:
+            break
+        one = _ran(offers[at], case, prefill)
+        if one is None:
+            continue
+        ran, offers[at] = ran + 1, one
+        chosen = at if one.meets else None
+    if found.choice is None:
+        notes.append("no offer meets the targets in closed form: none was simulated")
+    elif chosen is None:
+        notes.append(f"{ran} finalists were simulated, and none of them meets the targets: the choice is open")
+    else:
+        notes.append(f"{ran} finalist{'s were' if ran > 1 else ' was'} simulated, the choice among them")
+    return replace(found, offers=tuple(offers), choice=chosen, notes=tuple(notes))
+
+
+def _order(offers: list[Offer], priced: bool) -> list[int]:
+    """Places of the offers inside the targets, the preferred ones first."""
+    good = [at for at, one in enumerate(offers) if one.meets]
+    return sorted(good, key=lambda at: _preference(offers[at], priced))
+
+
+def _preference(one: Offer, priced: bool) -> tuple[float, int, int]:
+    value = one.usd_per_Mtoken if priced and one.usd_per_Mtoken is not None else -one.tokens_per_s_per_device
+    return value, one.devices, one.layout.size
+
+
+def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
+    """The offer with what the event loop says; None when the plan of one of its sides cannot be made."""
+    decode = _plan(case, one, one.layout)
+    first = _plan(prefill or case, one, one.prefill_layout) if one.prefill_layout is not None else None
+    if decode is None or (first is None and one.prefill_layout is not None):
+        return None
+    if first is None:
+        counts, users = (0, 1), one.batch
+    else:
+        shared = gcd(one.prefill_groups, one.groups)
+        counts = one.prefill_groups // shared, one.groups // shared
+        # Little's law: requests in both pools.
+        users = max(1, round(one.rate_per_s / shared * (one.ttft_s + one.tpot_s * case.workload.osl_tokens)))
+    load = _load(decode, users)
+    run = Run(users=users)
+    if first is None:
+        pools = [pool_of(decode, load, replicas=1)[0]]
+    else:
+        pools = [
+            pool_of(first, load, role="prefill", replicas=counts[0])[0],
+            pool_of(decode, load, role="decode", replicas=counts[1])[0],
+        ]
+        run = replace(run, transfer=transfer_of(first, decode, load)[0])
+    kept = measured(simulate(pools, load, run).requests)
+    several = kept[kept["output"] > 1]
+    ttft = float((kept["first"] - kept["arrival"]).mean())
+    tpot = float(((several["end"] - several["first"]) / (several["output"] - 1)).mean()) if len(several) else one.tpot_s
+    stay = float((kept["end"] - kept["arrival"]).mean())
+    rate = users / stay * one.groups / max(1, counts[1])
+    targets, wanted = case.workload.targets, case.workload.rate_per_s or 0.0
+    meets = ttft <= (targets.ttft_s or ttft) and tpot <= (targets.tpot_s or tpot) and rate >= wanted
+    return replace(one, simulated_tpot_s=tpot, simulated_ttft_s=ttft, simulated_rate_per_s=rate, meets=meets)
+
+
+def _plan(case: Case, one: Offer, layout: Layout) -> Plan | None:
+    """The plan of one side, at the offer's policy."""
+    free = replace(case.workload, rate_per_s=None, concurrency=None, targets=Targets())
+    options = replace(case.options, max_batched_tokens=one.max_batched_tokens or case.options.max_batched_tokens)
+    found = build(case.model, case.cluster, case.engine, options, free, fixed=layout.degrees(), replicas=1)
+    return found if isinstance(found, Plan) else None
+
+
+def _load(plan: Plan, users: int) -> Requests:
+    number = min(max(EACH * users, LEAST), LIMIT)
+    work, most = plan.workload, longest_of(plan) // 2
+    columns = [
+        lengths.tokens(
+            Lengths(mean=mean, kind="uniform", low=SCATTER[0], high=SCATTER[1], most=most), number, 0, stream
+        )
+        for mean, stream in ((work.isl_tokens, 1), (work.osl_tokens, 2))
+    ]
+    return requests(np.zeros(number), columns[0], columns[1])
