@@ -58,9 +58,7 @@ def fit(
     engine: "vllm" (when nothing else says one), "vllm@0.11", ... from_command, from_manifest, from_running: as in
     `plan`. Raises InputError for anything malformed; "does not fit" is an answer, no error.
     """
-    from linkwise.api_existing import reader
-
-    task = _task(model, on, engine, reader(from_command, from_manifest, from_running), settings)
+    task = _task(model, on, engine, _reader(from_command, from_manifest, from_running, settings), settings)
     from linkwise.plan.fit import fit as decide
 
     found = decide(task.model, task.cluster, task.engine, task.options, task.workload, fixed=task.fixed)
@@ -90,12 +88,11 @@ def plan(
     price: USD per device hour, such as "2.5" or "h100-sxm=2.5,h200-sxm=3.4". Other arguments as in `fit`. NoPlan says
     what is short when none is feasible.
     """
-    from linkwise.api_existing import reader
     from linkwise.plan.build import plan as build
     from linkwise.plan.fit import Case
     from linkwise.plan.frontier import Seen, collect
 
-    task = _task(model, on, engine, reader(from_command, from_manifest, from_running), settings)
+    task = _task(model, on, engine, _reader(from_command, from_manifest, from_running, settings), settings)
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
@@ -122,6 +119,12 @@ class _Task(NamedTuple):
     fixed: dict[str, int]
     replicas: int | None
     notes: tuple[str, ...]
+
+
+def _reader(command: str, manifest: str | Path, running: str, settings: Settings) -> "Read | None":
+    from linkwise.api_existing import reader
+
+    return reader(command, manifest, running, degrees=bool(_settings.degrees(_settings.check(settings))))
 
 
 def _task(

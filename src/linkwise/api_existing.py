@@ -16,8 +16,14 @@ class Read(Protocol):
     def __call__(self, *, version: str | None, model: Model | None = None) -> Parsed: ...
 
 
-def reader(from_command: str = "", from_manifest: str | Path = "", from_running: str = "") -> Read | None:
-    """How to read what runs today; None when nothing is said. Raises InputError for more than one place."""
+def reader(
+    from_command: str = "", from_manifest: str | Path = "", from_running: str = "", *, degrees: bool = False
+) -> Read | None:
+    """How to read what runs today; None when nothing is said. degrees: whether the layout is given beside it.
+
+    Raises InputError for more than one place, or one that says nothing; Undecidable for a server that does not say its
+    layout.
+    """
     doors.of_type(from_command, str, "from_command", "the text of a command")
     doors.of_type(from_running, str, "from_running", "the address of a server")
     manifest = doors.path(from_manifest, "from_manifest") if from_manifest else ""
@@ -27,6 +33,10 @@ def reader(from_command: str = "", from_manifest: str | Path = "", from_running:
         raise InputError(" and ".join(named), where="what runs today", expected="one of them")
     if from_command:
         return _command(from_command)
+    if from_running:
+        from linkwise.launch.server import read
+
+        return read(from_running, degrees=degrees).parse
     return _manifest(manifest) if manifest else None
 
 

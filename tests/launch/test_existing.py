@@ -3,6 +3,7 @@
 The manifests are written here in the shapes of llm-d's guides, Dynamo's examples, LeaderWorkerSet's and compose files.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from tests.launch.test_kubernetes import CAST, pools
 from tests.test_cli import Shell
 
 import linkwise
-from linkwise.core.errors import InputError
+from linkwise.core.errors import InputError, Undecidable
 from linkwise.core.layout import Layout
 from linkwise.launch import registry as launchers
+from linkwise.launch import server
 from linkwise.launch.expand import by_kubernetes, by_shell
 from linkwise.launch.kubernetes import registry
 from linkwise.launch.manifest import choose, load
@@ -238,3 +240,65 @@ def test_fit_and_plan_of_what_runs_today(
     shell("launch p.json -o d")
     assert shell("fit --from-manifest d --on 8xh100-sxm").code == 0
     assert list(yaml.safe_load_all((tmp_path / "m.yaml").read_text()))
+
+
+METRICS = b"""# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",gpu_memory_utilization="0.85",num_gpu_blocks="9"} 1
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="1",gpu_memory_utilization="0.85",num_gpu_blocks="9"} 1
+"""
+MODELS = b'{"data": [{"id": "it", "root": "openai/gpt-oss-120b", "max_model_len": 8192, "parent": null}]}'
+DEV = b"""{"vllm_config": {
+ "model_config": {"model": "deepseek-ai/DeepSeek-V3", "max_model_len": 8192, "enforce_eager": false},
+ "parallel_config": {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 8,
+  "enable_expert_parallel": true, "all2all_backend": "allgather_reducescatter", "decode_context_parallel_size": 1},
+ "cache_config": {"gpu_memory_utilization": 0.9, "block_size": 64, "cache_dtype": "auto"},
+ "scheduler_config": {"max_num_batched_tokens": 4096, "max_num_seqs": 128},
+ "compilation_config": {"pass_config": {"enable_sp": false}}, "speculative_config": null, "lora_config": null}}"""
+SGLANG = b"""{"model_path": "deepseek-ai/DeepSeek-V3", "tp_size": 16, "dp_size": 4, "enable_dp_attention": true,
+ "pp_size": 1,
+ "ep_size": 16, "moe_a2a_backend": "none", "kv_cache_dtype": "auto", "mem_fraction_static": 0.8, "version": "0.5.10",
+ "chunked_prefill_size": 8192, "disable_cuda_graph": false, "context_length": null}"""
+
+
+def served(**pages: bytes) -> Callable[[str], bytes | None]:
+    names = {"/metrics": "metrics", "/v1/models": "models", "/server_info?config_format=json": "info",
+             "/get_server_info": "sglang", "/version": "version"}  # fmt: skip
+    return lambda path: pages.get(names.get(path, ""))
+
+
+def test_a_vllm_server_in_its_development_mode() -> None:
+    told = server.read("http://h:1", degrees=False, get=served(metrics=METRICS, models=MODELS, info=DEV))
+    found = told.parse()
+    assert found.layout == Layout(tp=2, dp_attn=8, ep=16)
+    assert (found.model, found.options.max_batched_tokens, found.options.memory_utilization) == (
+        "deepseek-ai/DeepSeek-V3", 4096, 0.9,
+    )  # fmt: skip
+    assert "144 KV tokens in each of 2 engines" in " ".join(found.notes)
+
+
+def test_a_vllm_server_does_not_say_its_layout() -> None:
+    pages = served(metrics=METRICS, models=MODELS, version=b'{"version": "0.32.0"}')
+    with pytest.raises(Undecidable, match="VLLM_SERVER_DEV_MODE"):
+        server.read("http://h:1", degrees=False, get=pages)
+    found = server.read("http://h:1", degrees=True, get=pages).parse()
+    assert (found.model, found.replicas, found.options.memory_utilization) == ("openai/gpt-oss-120b", 2, 0.85)
+    assert any("0.32.0" in note for note in found.notes)
+
+
+def test_an_sglang_server() -> None:
+    found = server.read("http://h:1", degrees=False, get=served(sglang=SGLANG)).parse()
+    # tp 16 counts all ranks of the stage; four attention replicas of four.
+    assert found.layout == Layout(tp=4, dp_attn=4, ep=16)
+    assert found.options.max_batched_tokens == 2048
+
+
+@pytest.mark.parametrize("url", ["ftp://h:1", "http://", "http://h:99999", "http://u:p@h:1", "http://127.0.0.1:9"])
+def test_addresses_without_a_server(url: str) -> None:
+    with pytest.raises(InputError):
+        server.read(url, degrees=True)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{", b'{"tp_size": 1, "model_path": "--x"}', b'{"data": 5}'])
+def test_answers_of_something_else(text: bytes) -> None:
+    with pytest.raises(InputError):
+        server.read("http://h:1", degrees=True, get=lambda _: text)

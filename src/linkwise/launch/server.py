@@ -1,0 +1,203 @@
+"""What a running server says of itself, as the command that would start it: vLLM and SGLang.
+
+SGLang tells all its arguments (/get_server_info). vLLM tells them in its development mode only (/server_info, with
+VLLM_SERVER_DEV_MODE=1); else its metrics say memory share, block size and KV capacity, /v1/models the model and the
+longest request, and nothing says the layout: the degrees then have to be given.
+"""
+
+import http.client
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from linkwise.core.errors import InputError, Undecidable
+from linkwise.core.files import parse_json
+from linkwise.engine.base import Parsed
+from linkwise.engine.registry import parse_command
+from linkwise.model.types import Model
+
+_MOST_BYTES = 8 * 2**20
+_TIMEOUT_S = 10.0
+_INFO = re.compile(r"^vllm:cache_config_info\{([^}]{0,4000})\}", re.MULTILINE)
+_LABEL = re.compile(r'([a-z_]{1,60})="([^"\\]{0,200})"')
+
+Get = Callable[[str], bytes | None]
+
+
+class Told(NamedTuple):
+    """The command a server amounts to. whole: it says the layout too. notes: what it says beside."""
+
+    words: tuple[str, ...]
+    whole: bool
+    notes: tuple[str, ...]
+
+    def parse(self, *, version: str | None = None, model: Model | None = None) -> Parsed:
+        from msgspec.structs import replace
+
+        found = parse_command(list(self.words), version=version, model=model)
+        return replace(found, notes=(*found.notes, *self.notes))
+
+
+def read(url: str, *, degrees: bool, get: Get | None = None) -> Told:
+    """degrees: whether the user gives the layout. Raises InputError for what is no such server, Undecidable where the
+    layout is not known."""
+    fetch = get or _getter(url)
+    for known in (_vllm, _sglang):
+        found = known(fetch, url)
+        if found is not None:
+            break
+    else:
+        raise InputError("no vLLM or SGLang server answers", where=url[:200], expected="/metrics of vLLM, or SGLang's")
+    if not found.whole and not degrees:
+        raise Undecidable(
+            "the server does not say its layout", where=url[:200],
+            hint="Give the degrees (--tp 8 ...), or start it with VLLM_SERVER_DEV_MODE=1",
+        )  # fmt: skip
+    return found
+
+
+def _getter(url: str) -> Get:
+    parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1 or parts.username:
+        raise InputError(repr(url[:120]), where="--from-running", expected="http://host:port")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    base = parts.path.rstrip("/")
+
+    def get(path: str) -> bytes | None:
+        connection = kind(str(parts.hostname), port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", base + path)
+            answer = connection.getresponse()
+            text = answer.read(_MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            raise InputError(
+                f"no answer: {str(error)[:120] or type(error).__name__}", where=url[:200], expected="a server"
+            ) from None
+        finally:
+            connection.close()
+        if len(text) > _MOST_BYTES:
+            raise InputError(f"{path} is more than {_MOST_BYTES} bytes", where=url[:200])
+        return text if answer.status == 200 else None
+
+    return get
+
+
+def _object(text: bytes | None, where: str) -> dict[str, Any]:
+    if text is None:
+        return {}
+    value = parse_json(text, where=where)
+    return value if isinstance(value, dict) else {}
+
+
+def _vllm(get: Get, url: str) -> Told | None:
+    metrics = (get("/metrics") or b"").decode(errors="replace")
+    infos = [dict(_LABEL.findall(labels)) for labels in _INFO.findall(metrics)]
+    if not infos:
+        return None
+    listed = _object(get("/v1/models"), f"{url}: /v1/models").get("data")
+    model = (
+        next((m for m in listed if isinstance(m, dict) and not m.get("parent")), {}) if isinstance(listed, list) else {}
+    )
+    info, notes = infos[0], []
+    version = _object(get("/version"), f"{url}: /version").get("version")
+    if isinstance(version, str):
+        notes.append(f"the server is vLLM {version[:40]}: --engine vllm@VERSION plans with that version's facts")
+    if info.get("num_gpu_blocks", "").isdigit() and info.get("block_size", "").isdigit():
+        tokens = int(info["num_gpu_blocks"]) * int(info["block_size"])
+        notes.append(
+            f"the server reports room for {tokens} KV tokens in each of {len(infos)} engine{'s' * (len(infos) > 1)}"
+        )
+    config = _object(get("/server_info?config_format=json"), f"{url}: /server_info").get("vllm_config")
+    if isinstance(config, dict):
+        return Told(_vllm_words(config), True, tuple(notes))
+    words = ["vllm", "serve", _text(model.get("root") or model.get("id"), "model", url)]
+    words += _flags({"--max-model-len": model.get("max_model_len")})
+    words += _flags(
+        {"--gpu-memory-utilization": info.get("gpu_memory_utilization"), "--block-size": info.get("block_size")}
+    )
+    words += _flags({"--kv-cache-dtype": info.get("cache_dtype")})
+    if len(infos) > 1:
+        words += ["--data-parallel-size", str(len(infos))]
+    return Told(tuple(words), False, tuple(notes))
+
+
+def _vllm_words(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """VllmConfig as flags (vllm/config: ParallelConfig, CacheConfig, SchedulerConfig, ModelConfig)."""
+
+    def part(name: str) -> dict[str, Any]:
+        found = config.get(name)
+        return found if isinstance(found, dict) else {}
+
+    parallel, cache, schedule, model = (part(f"{name}_config") for name in ("parallel", "cache", "scheduler", "model"))
+    passes = part("compilation_config").get("pass_config")
+    sharded = isinstance(passes, dict) and bool(passes.get("enable_sp") or passes.get("enable_sequence_parallelism"))
+    speculative, lora = part("speculative_config"), part("lora_config")
+    words = ["vllm", "serve", _text(model.get("model"), "model", "server_info")]
+    words += _flags(
+        {
+            "--tensor-parallel-size": parallel.get("tensor_parallel_size"),
+            "--pipeline-parallel-size": parallel.get("pipeline_parallel_size"),
+            "--data-parallel-size": parallel.get("data_parallel_size"),
+            "--prefill-context-parallel-size": parallel.get("prefill_context_parallel_size"),
+            "--decode-context-parallel-size": parallel.get("decode_context_parallel_size"),
+            "--enable-expert-parallel": parallel.get("enable_expert_parallel"),
+            "--all2all-backend": parallel.get("all2all_backend") if parallel.get("enable_expert_parallel") else None,
+            "--gpu-memory-utilization": cache.get("gpu_memory_utilization"),
+            "--block-size": cache.get("block_size"),
+            "--kv-cache-dtype": cache.get("cache_dtype"),
+            "--max-num-batched-tokens": schedule.get("max_num_batched_tokens"),
+            "--max-num-seqs": schedule.get("max_num_seqs"),
+            "--max-model-len": model.get("max_model_len"),
+            "--enforce-eager": model.get("enforce_eager"),
+            "--compilation-config": '{"pass_config": {"enable_sp": true}}' if sharded else None,
+            "--enable-lora": bool(lora),
+            "--max-loras": lora.get("max_loras"),
+            "--max-lora-rank": lora.get("max_lora_rank"),
+        }
+    )
+    if "mtp" in str(speculative.get("method", "")):
+        tokens = int(speculative.get("num_speculative_tokens") or 1)
+        words += ["--speculative-config", f'{{"method": "mtp", "num_speculative_tokens": {tokens}}}']
+    return tuple(words)
+
+
+def _sglang(get: Get, url: str) -> Told | None:
+    info = _object(get("/get_server_info") or get("/server_info"), f"{url}: /get_server_info")
+    if "tp_size" not in info or "model_path" not in info:
+        return None
+    words = ["sglang", "serve", "--model-path", _text(info["model_path"], "model_path", url)]
+    names = (
+        "tp_size", "pp_size", "dp_size", "ep_size", "attn_cp_size", "dcp_size", "enable_dp_attention",
+        "moe_a2a_backend", "kv_cache_dtype", "quantization", "mem_fraction_static", "chunked_prefill_size",
+        "max_running_requests", "context_length", "page_size", "disable_cuda_graph",
+    )  # fmt: skip
+    words += _flags({"--" + name.replace("_", "-"): info.get(name) for name in names})
+    version = info.get("version")
+    note = f"the server is SGLang {str(version)[:40]}: --engine sglang@VERSION plans with that version's facts"
+    return Told(tuple(words), True, (note,) if version else ())
+
+
+def _flags(values: Mapping[str, Any]) -> list[str]:
+    """Flags with plain values; what is null, false or no plain value is left out."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value is True:
+            words.append(name)
+        elif (
+            isinstance(value, int | float | str)
+            and value is not False
+            and str(value) not in {"", "None", "none", "null"}
+        ):
+            words += [name, str(value)[:400]]
+    return words
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str) or not value or value.startswith("-"):
+        raise InputError(f"{name} is {str(value)[:80]!r}", where=where, expected="a model's name or folder")
+    return value[:400]
