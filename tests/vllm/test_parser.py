@@ -1,0 +1,110 @@
+"""Commands that launch writes, given to vLLM's own parser and configuration: accepted, with the plan's degrees."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.vllm import models
+
+from linkwise.cluster.read import load as cluster_of
+from linkwise.core.layout import Layout
+from linkwise.engine import registry as engines
+from linkwise.engine.base import Options
+from linkwise.launch import registry
+from linkwise.launch.base import Asked
+from linkwise.launch.build import assemble
+from linkwise.launch.types import Deployment, Group, Served
+from linkwise.model.read import load as model_of
+from linkwise.plan.search import layouts
+
+COMMANDS = 60
+CLUSTER = "8x8xh100-sxm"
+# What vLLM refuses because the platform is the CPU, whatever the command: part of the message, and what it is about.
+CPU_ALONE: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("models")
+    made = {"dense": models.DENSE, "moe": models.MOE, "mla": models.MLA}
+    return {name: models.folder(base / name, config) for name, config in made.items()}
+
+
+def deployments(folders: dict[str, Path]) -> Iterator[tuple[str, Layout, Deployment]]:
+    """As many as asked, drawn from every legal layout of every model up to 64 devices, the same every time."""
+    engine, cluster = engines.get("vllm"), cluster_of(CLUSTER)
+    drawn = random.Random(0)  # noqa: S311 - a sample, no secret
+    each = -(-COMMANDS // len(folders))
+    for name, folder in folders.items():
+        model = model_of(str(folder))
+        legal = [
+            layout for layout in layouts(model, cluster, {})
+            if layout.size <= 64 and engine.refuses(model, layout, devices_per_node=8) is None
+        ]  # fmt: skip
+        written = 0
+        for layout in drawn.sample(legal, len(legal)):
+            group = Group(name="replica-0", role="both", layout=layout, devices=tuple(range(layout.size)))
+            asked = Asked(
+                model=model, weights=str(folder), called="it", cluster=cluster, engine=engine,
+                options=Options(max_model_len=4096), groups=(group,),
+                hosts=tuple("127.0.0.1" for _ in range(cluster.nodes)),
+            )  # fmt: skip
+            launcher = registry.get("vllm")
+            if launcher.refuses(asked, group) is not None:
+                continue
+            yield name, layout, assemble(asked, launcher, Served(isl_tokens=10, osl_tokens=10))
+            written += 1
+            if written == each:
+                break
+
+
+def configured(words: tuple[str, ...]) -> Any:
+    """vLLM's configuration of a command, by its own parser."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    assert words[:2] == ("vllm", "serve")
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(list(words[2:]))
+    validate_parsed_serve_args(parsed)
+    parsed.model = parsed.model_tag
+    arguments = AsyncEngineArgs.from_cli_args(parsed)
+    return arguments.create_engine_config(UsageContext.OPENAI_API_SERVER, headless=parsed.headless)
+
+
+def test_commands_are_accepted_with_the_plans_degrees(folders: dict[str, Path]) -> None:
+    accepted, alone, refused = 0, [], []
+    for name, layout, made in deployments(folders):
+        processes = [p for p in made.processes if p.devices]
+        for process in {id(p): p for p in (processes[0], processes[-1])}.values():
+            os.environ.update({k: v for k, v in process.environment.items() if k.startswith("VLLM_")})
+            try:
+                config = configured(process.command)
+            except SystemExit as error:
+                refused.append(f"{name} {layout}: the parser ends with {error.code}")
+                break
+            except Exception as error:  # noqa: BLE001 - whatever it raises is a refusal
+                text = f"{type(error).__name__}: {error}".replace("\n", " ")[:400]
+                kind = next((why for part, why in CPU_ALONE.items() if part in text), "")
+                (alone if kind else refused).append(f"{name} {layout}: {kind or text}")
+                break
+            found = config.parallel_config
+            assert found.tensor_parallel_size == layout.tp
+            assert found.pipeline_parallel_size == layout.pp
+            assert found.prefill_context_parallel_size == layout.cp
+            assert found.decode_context_parallel_size == layout.dcp * layout.cp
+            assert found.data_parallel_size == layout.dp_attn
+            assert found.enable_expert_parallel == (layout.ep > 1)
+            # A launch of vLLM drives as many devices as its process is given.
+            assert found.local_world_size * found.data_parallel_size_local == len(process.devices)
+        else:
+            accepted += 1
+    print(f"\naccepted: {accepted}; refused for the CPU alone: {len(alone)}; refused: {len(refused)}")
+    for line in (*alone, *refused):
+        print(f"  {line}")
+    assert not refused
+    assert accepted + len(alone) >= COMMANDS
