@@ -18,6 +18,7 @@ from linkwise import (
     cli_launch,
     cli_measure,
     cli_place,
+    cli_report,
     cli_run,
     cli_serve,
     cli_simulate,
@@ -416,6 +417,7 @@ cli_traffic.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_simulate.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_capacity.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_autoscale.register(_command(), print_blocks, print_json, lambda: kept("plan"))
+cli_report.register(_command(), print_blocks, lambda: kept("plan"))
 
 
 @app.callback()

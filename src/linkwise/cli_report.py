@@ -1,0 +1,53 @@
+"""The command `linkwise report`: its words and options. cli.py registers it and owns what all commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from linkwise.core.errors import InputError
+from linkwise.core.files import write_bytes
+
+
+def register(
+    command: Callable[[Callable[..., int]], Any], show: Callable[..., None], last_plan: Callable[[], Any]
+) -> None:
+    """Add the command. show: how the command line prints screens; last_plan: the one kept."""
+
+    def report(
+        source: Annotated[str, typer.Argument(help="plan file, as plan -o writes it; or plan: (the last plan)")],
+        beside: Annotated[
+            list[Path] | None,
+            typer.Argument(
+                help="what stands beside it: handoff --json, diagnose --json, traces and counters of a run",
+                metavar="[FILE...]",
+            ),
+        ] = None,
+        output: Annotated[Path, typer.Option("-o", "--output", help="the page, such as report.html")] = Path(
+            "report.html"
+        ),
+        *,
+        json: Annotated[
+            bool,
+            typer.Option("--json", help="write the page's data as JSON, no page", rich_help_panel="Output"),
+        ] = False,
+    ) -> int:
+        """The plan as a page: one file that opens anywhere, every figure with its chain."""
+        from linkwise.api_report import page_of
+        from linkwise.core.schema import encode_json
+
+        page = page_of(last_plan() if source == "plan:" else source, *(beside or ()))
+        if json:
+            write_bytes(output, encode_json(page))
+        else:
+            from linkwise.report.page.html import html
+            from linkwise.report.page.library import library
+
+            write_bytes(output, html(page, library()).encode())
+        if not output.is_file():
+            raise InputError("is no file that can be opened later", where=str(output), expected="a file")
+        show([f"{output}: {page.title}"])
+        return 0
+
+    command(report)

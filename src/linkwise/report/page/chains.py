@@ -1,0 +1,65 @@
+"""The chains of all figures in one book, so that what they share is written once."""
+
+from linkwise.core.chain import Chain, Step, chain_of, show
+from linkwise.core.quantity import Num, Quantity, value_of
+from linkwise.plan.explain import subject
+from linkwise.plan.figures import figures
+from linkwise.plan.types import Plan
+from linkwise.report.page.types import Book, Figure
+
+
+class Writer:
+    """Collects chains; equal words, steps and chains get one place each."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, int] = {"": 0}
+        self._steps: dict[tuple[int, int, int, int, str, str], int] = {}
+        self._chains: dict[tuple[int, ...], int] = {}
+
+    def chain(self, found: Chain) -> int:
+        """The place of a chain."""
+        places = tuple(map(self._step, (*found.inputs, *found.steps)))
+        return self._chains.setdefault(places, len(self._chains))
+
+    def book(self) -> Book:
+        """All that was collected."""
+        return Book(words=tuple(self._words), steps=tuple(self._steps), chains=tuple(self._chains))
+
+    def _step(self, step: Step) -> int:
+        # As `str(chain)` prints it: the numbers only where they say something new.
+        numbers = "" if step.numbers in {step.formula, show(step.value)} else step.numbers
+        row = (*map(self._word, (step.name, step.formula, step.source, step.note)), str(step), numbers)
+        return self._steps.setdefault(row, len(self._steps))
+
+    def _word(self, word: str) -> int:
+        return self._words.setdefault(word, len(self._words))
+
+
+def book_figures(plan: Plan, batches: tuple[int, ...], writer: Writer) -> tuple[Figure, ...]:
+    """Every figure of the plan at every batch, with its chain in the writer's book."""
+    about = subject(plan)
+    columns: list[dict[str, Num]] = [figures(about._replace(batch=batch), Quantity.given) for batch in batches]
+    paths = dict.fromkeys(path for column in columns for path in column)
+    return tuple(_figure(path, [column[path] for column in columns if path in column], writer) for path in paths)
+
+
+def _figure(path: str, numbers: list[Num], writer: Writer) -> Figure:
+    # A count of the op list is a plain number: `explain` says so in the same words.
+    quantities = [
+        n if isinstance(n, Quantity) else Quantity.given(path, n, "", "a count of the step's op list") for n in numbers
+    ]
+    found = [chain_of(one) for one in quantities]
+    values = tuple(map(_plain, quantities))
+    chains = tuple(writer.chain(one) for one in found)
+    same = len(set(values)) == 1 and len(set(chains)) == 1
+    return Figure(
+        path=path,
+        unit=found[0].result.unit,
+        values=values[:1] if same else values,
+        chains=chains[:1] if same else chains,
+    )
+
+
+def _plain(number: Num) -> int | float:
+    value = value_of(number)
+    return value if isinstance(value, int) else float(value)

@@ -1,0 +1,108 @@
+"""The page's one value, computed by the functions that plan: nothing is counted here a second time."""
+
+import math
+from collections.abc import Sequence
+
+from linkwise._version import __version__
+from linkwise.diagnose.types import Findings
+from linkwise.plan import handoff_types
+from linkwise.plan.traffic import traffic
+from linkwise.plan.types import Plan
+from linkwise.report.page.chains import Writer, book_figures
+from linkwise.report.page.faults import faults
+from linkwise.report.page.handoff import handoff_load
+from linkwise.report.page.layouts import layouts
+from linkwise.report.page.memory import memory
+from linkwise.report.page.observed import compare
+from linkwise.report.page.picture import CHAINED, Counted, picture
+from linkwise.report.page.steps import STEPS, At, at, sizes, step_time
+from linkwise.report.page.types import Figure, Page, StepTime
+from linkwise.report.plan import screen
+from linkwise.report.text import LABEL
+from linkwise.trace.gather import Evidence
+
+_MANY = 256  # devices beyond which the slider has fewer positions
+
+
+def page_data(
+    plan: Plan,
+    *,
+    handoff: handoff_types.Handoff | None = None,
+    evidence: Evidence | None = None,
+    findings: Findings | None = None,
+) -> Page:
+    """Everything the page shows of a plan.
+
+    handoff: what moving KV takes, drawn where its links are the plan's cluster's. evidence: what ran, to hold against
+    the plan. findings: what a diagnosis says, to mark.
+    """
+    writer = Writer()
+    batches = sizes(plan) if plan.cluster.size <= _MANY else sizes(plan, 6)
+    own = batches.index(plan.chosen.point.batch)
+    moments = [
+        at(plan, step, batch) for step in STEPS for batch in (batches if step != "prefill" else batches[own : own + 1])
+    ]
+    times = tuple(map(step_time, moments))
+    counted = [_counted(moment, time) for moment, time in zip(moments, times, strict=True)]
+    marks = faults(findings, plan) if findings else ()
+    drawn = picture(plan, counted, marks, writer)
+    steps = STEPS
+    if handoff is not None:
+        drawn, steps = handoff_load(handoff, plan, drawn), (*STEPS, "handoff")
+    figures = book_figures(plan, batches, writer)
+    tried, left_out = layouts(plan)
+    decode = next(one.traffic for one in counted if one.step == "decode" and one.batch == batches[own])
+    targets = plan.workload.targets
+    return Page(
+        version=__version__,
+        title=f"{plan.model.name} · {plan.replicas} x {plan.layout} · {plan.cluster.name}",
+        lead=_lead(plan),
+        calibration=plan.calibration,
+        batches=batches,
+        plan=own,
+        steps=steps,
+        figures=figures,
+        book=writer.book(),
+        picture=drawn,
+        times=times,
+        memory=memory(plan),
+        layouts=tried,
+        layouts_left_out=left_out,
+        targets=tuple((n, v) for n, v in (("ttft_s", targets.ttft_s), ("tpot_s", targets.tpot_s)) if v is not None),
+        observed=compare(evidence, plan, decode) if evidence else None,
+        faults=marks,
+        notes=tuple(_stale(plan, figures, own)),
+    )
+
+
+def _counted(moment: At, time: StepTime) -> Counted:
+    found = traffic(moment.plan, moment.step)
+    own = moment.plan.cluster.size <= CHAINED
+    # Stages work on different microbatches, so the bytes of all of them cross in one turn of the busiest.
+    return Counted(moment.step, moment.batch, time.interval_s, found, moment.plan if own else None)
+
+
+def _lead(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """The plan's first screen as (label, words); what is about the terminal is left out."""
+    found = []
+    for line in screen(plan):
+        label, words = line[:LABEL].strip(), line[LABEL:].strip()
+        if line.startswith("note: "):
+            label, words = "note", line.removeprefix("note: ")
+        elif line.startswith(plan.model.name):
+            label, words = "what", line
+        if label != "more":
+            found.append((label, words))
+    return tuple(found)
+
+
+def _stale(plan: Plan, figures: Sequence[Figure], own: int) -> list[str]:
+    """Whether the file's figures follow from its inputs."""
+    now = {f.path: f.values[own if len(f.values) > 1 else 0] for f in figures}
+    other = [p for p, value in plan.figures.items() if not math.isclose(now.get(p, math.nan), value, rel_tol=1e-9)]
+    if not other:
+        return []
+    return [
+        f"{len(other)} figures of the file do not follow from its inputs, such as {other[0]}: it was edited, or written"
+        " by another version; the page shows what the inputs give"
+    ]

@@ -1,0 +1,196 @@
+"""A trace against the plan: calls, bytes and seconds of every op, and bytes of NICs that were counted.
+
+What was planned is computed anew for the batches that the trace says ran, from the plan's own list of ops. Ops whose
+size depends on cached context, which a trace does not tell, have no planned bytes.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from linkwise.core.layout import coordinates
+from linkwise.core.quantity import value_of
+from linkwise.diagnose.case import Case
+from linkwise.diagnose.counters import grown
+from linkwise.plan.batch import Batch, Part
+from linkwise.plan.explain import subject
+from linkwise.plan.figures import Subject
+from linkwise.plan.inventory import Stage, inventory, stages
+from linkwise.plan.step import stage_ops
+from linkwise.plan.time import op_seconds, place_of
+from linkwise.plan.traffic_types import Traffic
+from linkwise.plan.types import Plan
+from linkwise.report.page.faults import device_of
+from linkwise.report.page.types import Comparison, Observed, ObservedLink
+from linkwise.trace.events import RankTrace
+from linkwise.trace.gather import Evidence
+
+_SENT = ("port_xmit_data", "tx_bytes", "tx_bytes_phy")
+_RECEIVED = ("port_rcv_data", "rx_bytes", "rx_bytes_phy")
+_LONG = 4096  # a context, to tell ops that depend on it
+
+
+class _Sum(NamedTuple):
+    calls: int = 0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    known: bool = True  # whether bytes follow from what a trace tells
+
+    def plus(self, calls: int, size: float, seconds: float, known: bool) -> "_Sum":
+        return _Sum(self.calls + calls, self.bytes + size, self.seconds + seconds, self.known and known)
+
+
+Key = tuple[str, str]  # role, kind
+
+
+def compare(evidence: Evidence, plan: Plan, decode: Traffic) -> Comparison | None:
+    """Planned against observed over all records; None without calls."""
+    ranks = [rank for rank in evidence.trace.ranks if len(rank.calls)]
+    if not ranks:
+        return None
+    seen = _seen(ranks)
+    planned = _planned(ranks, plan)
+    rows = [_row(key, planned.get(key), seen.get(key)) for key in dict.fromkeys((*planned, *seen))]
+    notes = []
+    if not planned:
+        notes.append("these records do not say what each step computed: observed calls stand alone")
+    if any(row.planned_bytes is None and row.planned_calls is not None for row in rows):
+        notes.append("an op whose size depends on cached context has no planned bytes: traces do not tell the context")
+    steps = max((len(rank.batches) for rank in ranks), default=0)
+    links = _links(evidence, plan, decode, planned)
+    return Comparison(ranks=len(ranks), steps=steps, ops=tuple(rows), links=links, notes=tuple(notes))
+
+
+def _seen(ranks: Iterable[RankTrace]) -> dict[Key, tuple[int, float, float | None]]:
+    """Calls, bytes and median seconds of finished calls inside steps. A message counts where it is sent."""
+    sums: dict[Key, list[float]] = {}
+    times: dict[Key, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
+    for rank in ranks:
+        calls = rank.calls
+        inside = calls.step >= 0 if (calls.step >= 0).any() else np.ones(len(calls), bool)
+        began = np.where(calls.started_ns > 0, calls.started_ns, calls.created_ns)
+        took = np.where((began > 0) & (calls.ended_ns >= began), calls.ended_ns - began, -1)
+        for op, role in sorted(set(zip(calls.op[inside].tolist(), calls.role[inside].tolist(), strict=True))):
+            kind = {"send": "send_recv"}.get(calls.ops[op], calls.ops[op])
+            if kind in {"recv", "wait", "compute", "barrier", ""}:
+                continue
+            mine = inside & (calls.op == op) & (calls.role == role)
+            key = calls.roles[role], kind
+            total = sums.setdefault(key, [0, 0.0])
+            total[0] += int(mine.sum())
+            total[1] += float(calls.S_bytes[mine].sum())
+            times.setdefault(key, []).append(took[mine & (took >= 0)])
+    return {key: (int(n), size, _median(times[key])) for key, (n, size) in sums.items()}
+
+
+def _median(parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> float | None:
+    together = np.concatenate(parts)
+    return float(np.median(together)) / 1e9 if len(together) else None
+
+
+def _planned(ranks: Iterable[RankTrace], plan: Plan) -> dict[Key, _Sum]:
+    """The same sums as the plan's ops give them for the batches that ran."""
+    about = subject(plan)
+    pieces = stages(about.model, about.layout, about.engine)
+    known: dict[tuple[int, tuple[int, ...]], dict[Key, _Sum]] = {}
+    found: dict[Key, _Sum] = {}
+    for rank in ranks:
+        if not 0 <= rank.head.rank < plan.layout.size:
+            continue
+        stage = coordinates(plan.layout, rank.head.rank)["pp"]
+        for batch in rank.batches:
+            key = stage, tuple(sorted(batch.tokens))
+            if not key[1]:
+                continue
+            if key not in known:
+                known[key] = _step(about, pieces[stage], key[1])
+            for role, one in known[key].items():
+                found[role] = found.get(role, _Sum()).plus(*one)
+    return found
+
+
+def _step(about: Subject, stage: Stage, tokens: tuple[int, ...]) -> dict[Key, _Sum]:
+    """Sums of one rank's step. tokens: new ones of each row; every row is taken to draw a token."""
+    eager = about.options.eager or not about.engine.defaults.cuda_graphs
+    convention = about.engine.convention_for(about.model, about.layout, about.options)
+    places = about.places
+    where = place_of(about.layout, places, about.cluster)
+    found: dict[Key, _Sum] = {}
+    stock = inventory(about.model)
+    short, long = (
+        stage_ops(stock, stage, about.layout, about.engine, _batch(tokens, context), about.options, place=where)
+        for context in (0, _LONG)
+    )
+    for op, other in zip(short, long, strict=True):
+        size, far = float(value_of(op.S_bytes)), float(value_of(other.S_bytes))
+        one = float(value_of(op_seconds(op, places[op.group], about.cluster, convention, eager=eager)))
+        key = op.role, op.kind
+        found[key] = found.get(key, _Sum()).plus(op.repeat, op.repeat * size, op.repeat * one, size == far)
+    return found
+
+
+def _batch(tokens: tuple[int, ...], context: int) -> Batch:
+    parts = tuple(Part(1, new, context, new > 1) for new in tokens)
+    prompts = {part.prompt for part in parts}
+    return Batch("mixed" if len(prompts) > 1 else "prefill" if True in prompts else "decode", parts, len(parts))
+
+
+def _row(key: Key, plan: _Sum | None, seen: tuple[int, float, float | None] | None) -> Observed:
+    calls, size, seconds = seen or (0, 0.0, None)
+    return Observed(
+        role=key[0],
+        kind=key[1],
+        planned_calls=plan.calls if plan else None,
+        planned_bytes=plan.bytes if plan and plan.known else None,
+        planned_s=plan.seconds / plan.calls if plan and plan.calls else None,
+        observed_calls=calls,
+        observed_bytes=size,
+        observed_s=seconds,
+    )
+
+
+def _links(evidence: Evidence, plan: Plan, decode: Traffic, planned: Mapping[Key, _Sum]) -> tuple[ObservedLink, ...]:
+    """Counters of NICs that a topology file names, against what the planned calls put on the NIC's links.
+
+    Bytes on a link grow with S: those of one decode step, op by op, times the S that ran over the S of that step.
+    """
+    detail = plan.cluster.detail
+    if detail is None or not detail.nic_names or not planned:
+        return ()
+    scale = _scale(plan, planned)
+    hosts = {
+        rank.head.host: plan.cluster.node_of(device)
+        for rank in evidence.trace.ranks
+        if (device := device_of(plan, rank.head.unit, rank.head.rank)) >= 0
+    }
+    found = []
+    for fact, growth in grown(Case(evidence), *_SENT, *_RECEIVED):
+        name = fact.device.partition(":")[0]
+        node = hosts.get(fact.host, 0 if plan.cluster.nodes == 1 else -1)
+        if node < 0 or name not in detail.nic_names:
+            continue
+        vertex = f"n{node}.nic{detail.nic_names.index(name)}"
+        sent = fact.name in _SENT
+        links = [
+            link
+            for link in decode.links
+            if (link.src if sent else link.dst) == vertex and ".slot" not in link.name and "d" not in link.name[:1]
+        ]
+        expected = sum(p.bytes * scale.get(p.role, 0.0) for link in links for p in link.parts)
+        names = ", ".join(link.name for link in links) or vertex
+        counter = " ".join(word for word in (fact.host, fact.device, fact.name) if word)
+        found.append(ObservedLink(counter=counter, links=names, planned_bytes=expected, observed_bytes=growth))
+    return tuple(found)
+
+
+def _scale(plan: Plan, planned: Mapping[Key, _Sum]) -> dict[str, float]:
+    """By role: S that ran, over all ranks, for each byte of S in one decode step of the plan."""
+    ran: dict[str, float] = {}
+    for (role, _), one in planned.items():
+        ran[role] = ran.get(role, 0.0) + one.bytes
+    step: dict[str, float] = {}
+    for op in plan.decode:
+        # Every rank of the stage makes the call; a hand-over is counted where it is sent.
+        step[op.role] = step.get(op.role, 0.0) + op.S_bytes * op.repeat * plan.layout.stage_size * plan.replicas
+    return {role: ran[role] / size for role, size in step.items() if size and role in ran}
