@@ -269,3 +269,56 @@ def test_tensorrt_llm(tmp_path: Path) -> None:
 def _written(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+class TestALogEach:
+    """A file a rank; each of them ends with a traceback."""
+
+    STACK = f'{TRACE}\n  File "/x/y.py", line 3, in run\n    run()\n'
+    LOST = (
+        "torch.distributed.DistBackendError: NCCL error in: x.hpp:1, remote process exited or there was a network error"
+    )
+    CLOSED = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:36515"
+
+    def test_the_one_whose_exception_is_its_own(self, tmp_path: Path) -> None:
+        logs = {
+            f"rank_{rank}__log": self.STACK + (self.LOST if rank != 2 else "AssertionError: shapes")
+            for rank in range(4)
+        }
+        one = only(tmp_path, **logs)
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (2,))
+
+    def test_the_one_that_says_nothing_is_named_and_not_blamed(self, tmp_path: Path) -> None:
+        logs = {f"rank_{rank}__log": self.STACK + self.CLOSED for rank in (0, 1, 3)}
+        one = only(tmp_path, **logs, rank_2__log="INFO 02-27 10:29:01 [a.py:1] step 7\n")
+        assert (one.decided, one.original_fault.ranks) == (False, ())
+        assert "rank 2 report" in one.summary
+        assert "rank 2" in one.would_decide
+
+
+@pytest.mark.parametrize(
+    ("line", "reporter"),
+    [
+        # Slurm, UCX, Open MPI, raylet, in their own words.
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
+         "job.log"),
+        ("[1700000000.1] [node1:123:0] ib_mlx5_log.c:171 UCX  ERROR Transport retry count exceeded on mlx5_0:1/RoCE",
+         "job.log"),
+        ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", "rank 2"),
+        ("(raylet) Task was killed due to the node running low on memory.", "job.log"),
+        ("(APIServer pid=1) ERROR 02-27 10:30:00 [x.py:1] vllm.v1.engine.exceptions.EngineDeadError: EngineCore"
+         " encountered an issue.", "APIServer"),
+        ("[rank1]:[W1130 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=7, addr=[n2]:4, remote=[n1]:2):"
+         " failed to recv, got 0 bytes", "rank 1"),
+    ],
+)  # fmt: skip
+def test_other_tools_errors_are_never_silent(tmp_path: Path, line: str, reporter: str) -> None:
+    found = answer(tmp_path, job__log=f"[rank0]: started\n{line}\n")
+    assert found.exit_code == 3
+    assert found.findings[0].first_reporter == reporter
+
+
+def test_out_of_memory_as_slurm_says_it(tmp_path: Path) -> None:
+    one = only(tmp_path, job__log="srun: error: node7: task 3: Out Of Memory\nsrun: error: node7: task 2: Terminated\n")
+    assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (3,))
+    assert "out of memory" in one.summary

@@ -17,10 +17,10 @@ DIRECT = frozenset({
 })  # fmt: skip
 OF_OTHERS = frozenset({
     "peer_closed", "store_lost", "gloo_timeout", "rpc_timeout", "handoff_failed", "transfer_timeout", "engine_watchdog",
+    "peer_silent",
 })  # fmt: skip
 CONSEQUENCES = frozenset({"engine_dead", "exited", "abort", "nccl_failed"})
 _REMOTE = re.compile(r"remote|RemoteError|in progress|InProgress", re.IGNORECASE)
-_WORKER_FAILED = re.compile(r"Worker failed with error|Engine core initialization failed|Executor failed|cancelled$")
 
 
 class Story(NamedTuple):
@@ -82,7 +82,7 @@ def _kind(fact: Fact) -> int:
     if fact.name == "fatal_python_error":
         return 1 if "Aborted" in fact.label("reason") else 2
     if fact.name == "exception" and fact.label("end") and not fact.label("of"):
-        return 1 if _WORKER_FAILED.search(fact.text) else 2
+        return 2
     if fact.name == "cuda":
         return 2
     if fact.name in {"nccl_error", "nccl_async_error", "nccl_init_error"} and not _REMOTE.search(fact.label("reason")):

@@ -8,6 +8,7 @@ from linkwise.diagnose.reports import Story, consequences, of_others, own
 from linkwise.diagnose.rules import absent, devices, handoff, hang, host, mismatch, monitors, network, stacks
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
+from linkwise.trace.readers.shared import placed_by_path
 
 _ENDS = {"dead_rank", "stopped_rank", "device_error", "network_error"}
 SURE = 0.75  # of another rule's finding that explains errors elsewhere
@@ -110,7 +111,7 @@ def _closed(case: Case, told: list[Fact], left: list[Fact]) -> Finding:
     roots = sorted(set(named) - reporters)
     said = _words(told)
     first = min(told, key=lambda fact: (fact.unix_ns == 0, fact.unix_ns))
-    who = f"rank {first.rank}" if first.rank >= 0 else first.host or first.source.partition(": line ")[0]
+    who = f"rank {first.rank}" if first.rank >= 0 else first.label("process") or first.source.partition(": line ")[0]
     if len(roots) == 1 and (len(named[roots[0]]) > 1 or any(fact.rank == roots[0] for fact in left)):
         return Finding(
             class_="dead_rank",
@@ -125,10 +126,7 @@ def _closed(case: Case, told: list[Fact], left: list[Fact]) -> Finding:
             recovery="restart group",
         )
     towards = sorted({fact.label("peer_host") or fact.label("peer") for fact in told} - {""})
-    members = {rank.head.rank for rank in case.evidence.trace.ranks} | {
-        f.rank for f in case.facts("place") if f.rank >= 0
-    }
-    silent = sorted(members - reporters)
+    silent = sorted(_members(case) - reporters)
     about = f" towards {', '.join(towards[:4])}" if towards else ""
     return Finding(
         class_="undecided",
@@ -144,6 +142,12 @@ def _closed(case: Case, told: list[Fact], left: list[Fact]) -> Finding:
         next="the logs of all ranks around the first of these lines; py-spy dump of those that still run",
         recovery="restart group",
     )
+
+
+def _members(case: Case) -> set[int]:
+    """Ranks that have a record, a place, or a log of their own, be there nothing in it."""
+    ranks = {rank.head.rank for rank in case.evidence.trace.ranks} | {fact.rank for fact in case.facts("place")}
+    return (ranks | {placed_by_path(one.path)[0] for one in case.evidence.used}) - {-1}
 
 
 def _ended(left: list[Fact]) -> Finding:
@@ -167,8 +171,9 @@ def _ended(left: list[Fact]) -> Finding:
 _NAMES = {
     "gpu_out_of_memory": "GPU memory ran out", "gpu_fault": "memory access fault of the GPU",
     "host_out_of_memory": "the host's memory ran out", "host_disk_full": "no space left on a device of the host",
-    "hung_task": "a process hangs in the kernel", "soft_lockup": "a CPU does not come out of the kernel",
-    "peer_closed": "connections closed by their peers", "store_lost": "the store of the job does not answer",
+    "hung_task": "it hangs in the kernel", "soft_lockup": "a CPU does not come out of the kernel",
+    "peer_closed": "connections closed by their peers", "peer_silent": "a peer does not answer",
+    "store_lost": "the store of the job does not answer",
     "gloo_timeout": "a call timed out", "rpc_timeout": "a worker's answer timed out",
     "engine_dead": "an engine told dead",
     "engine_watchdog": "the engine's watchdog fired", "handoff_failed": "a handoff failed", "abort": "it was aborted",

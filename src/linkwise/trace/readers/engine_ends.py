@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from linkwise.trace.readers import shared
-from linkwise.trace.readers.engine_rules import ENDED, OF_OTHERS
+from linkwise.trace.readers.engine_rules import ENDED, MESSAGE_OF_OTHERS, OF_OTHERS
 from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.shared import Found
 
@@ -96,7 +96,8 @@ class Ends:
             if told.end and ENDED.search(told.kind):
                 continue
             if told.end or told.at["rank"] >= 0 or "process" in told.labels:
-                about = {"type": told.kind, "end": told.end, "of": "others" if OF_OTHERS.search(told.kind) else ""}
+                of_others = OF_OTHERS.search(told.kind) or MESSAGE_OF_OTHERS.search(told.row)
+                about = {"type": told.kind, "end": told.end, "of": "others" if of_others else ""}
                 self._found.add("error", "exception", labels=told.labels | about, text=told.row, **told.at)
 
 

@@ -63,8 +63,9 @@ _SETTINGS = (
     "bind=",
     "bind ",
 )
-# What a person typed may hold anything. vLLM entrypoints/logger.py; SGLang managers/tokenizer_manager.py.
-_TYPED = ("Received request", "Receive: obj=", "Finish: obj=")
+# What a person typed may hold anything: vLLM entrypoints/logger.py, SGLang managers/tokenizer_manager.py. And what
+# torch's autotuning tries may fail: torch/_inductor/select_algorithm.py.
+_TYPED = ("Received request", "Receive: obj=", "Finish: obj=", "Ignoring this choice")
 _COLOR = re.compile(r"\x1b?\[[0-9;]{1,8}m")
 _STACK = re.compile(
     r"\s{2,}\S|#\d|(?:Current t|T)hread |Process \d|Fatal Python|\W*(?:global.)?rank\b|.{0,80}Pyspy dump", re.IGNORECASE
@@ -184,7 +185,7 @@ def _plain(raw: str) -> str:
 
 
 def typed(row: str) -> bool:
-    """A line that repeats what a user asked for."""
+    """A line that repeats what a user asked for, or says what was only tried."""
     return any(words in row for words in _TYPED)
 
 

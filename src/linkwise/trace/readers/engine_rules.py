@@ -106,7 +106,17 @@ RULES = (
         "nccl", r"(?P<reason>nccl(?:System|Remote|Internal|UnhandledCuda)Error|ncclInvalid(?:Usage|Argument))",
         "nccl_error",
     ),
-    # Of the host: numpy, C++, /dev/shm.
+    _error("No CUDA GPUs", r"(?P<reason>No CUDA GPUs are available)", "cuda_error"),
+    # A peer does not answer: UCX uct/ib/base/ib_log.c, NIXL's status codes, DeepEP csrc/kernels.
+    _error(
+        "retry count", r"UCX .{0,200}(?P<how>Transport retry count exceeded)(?: on (?P<nic>[\w:]{1,60}))?",
+        "peer_silent",
+    ),
+    _error("NIXL_ERR", r"(?P<how>NIXL_ERR_REMOTE_DISCONNECT)", "peer_silent"),
+    _error("DeepEP", r"DeepEP.{0,80}timeout.{0,80}?\brank[ :=]{0,3}(?P<rank>\d{1,6})", "peer_silent"),
+    # Of the host: numpy, C++, /dev/shm, slurmstepd, raylet.
+    _error("oom", r"Detected \d{1,6} oom[_-]kill events?", "host_out_of_memory"),
+    _error("running low on memory", r"killed due to the node running low on memory", "host_out_of_memory"),
     _error("bad_alloc", r"std::bad_alloc", "host_out_of_memory"),
     _error("allocate memory", r"Cannot allocate memory", "host_out_of_memory"),
     _error("No space left", r"No space left on device", "host_disk_full"),
@@ -123,6 +133,7 @@ RULES = (
     ),
     # Slurm srun, Open MPI, torch elastic; UCX ucs/debug/debug.c.
     _ended("srun: ", rf"{_TASK}(?P<signal>Killed|Segmentation fault|Aborted|Terminated)"),
+    _rule("srun: ", rf"{_TASK}(?P<signal>Out Of Memory)", "exit", "oom"),
     _ended("srun: ", rf"{_TASK}Exited with exit code {_N}"),
     _ended(
         "exited on signal",
@@ -130,6 +141,7 @@ RULES = (
         rf"exited on signal {_N}",
         -1,
     ),
+    _error("Process name: [[", r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,6})\]", "exited"),
     _error("MPI_ABORT", r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})", "abort"),
     _ended("received by PID", rf"Signal {_N} \((?P<signal>SIG\w{{2,8}})\) received by PID (?P<pid>\d{{1,10}})", -1),
     _ended("aught signal", rf"[Cc]aught signal {_N} \((?P<signal>[\w ]{{3,40}})", -1),
@@ -146,13 +158,17 @@ RULES = (
     _error("ngine is already dead", r"\w*Engine is already dead", "engine_dead"),
     _error("initialization failed", r"Engine core initialization failed", "engine_dead"),
 )  # fmt: skip
-SIGNALS = {"Killed": -9, "Segmentation fault": -11, "Aborted": -6, "Terminated": -15}
+SIGNALS = {"Killed": -9, "Out Of Memory": -9, "Segmentation fault": -11, "Aborted": -6, "Terminated": -15}
 
 # Types of exceptions that say nothing is wrong, or only that a person or another process ended this one.
 ENDED = re.compile(
     r"(?:^|\.)(?:KeyboardInterrupt|SystemExit|CancelledError|GeneratorExit|ChildFailedError|SignalException)$"
 )
-# Those that tell of another process.
+# Those that tell of another process, and messages of others that do.
+MESSAGE_OF_OTHERS = re.compile(
+    r"by peer|by remote peer|Broken pipe|Timed out|timed out|[Tt]imeout|remote process exited|RemoteError|SocketImpl|"
+    r"died unexpectedly|Worker failed with error|initialization failed. See root|Executor failed|cancelled$"
+)
 OF_OTHERS = re.compile(
     r"(?:^|\.)(?:Dist\w*Error|Connection\w*Error|BrokenPipeError|EOFError|Timeout\w*|\w*TimeoutError|EngineDeadError|"
     r"AsyncEngineDeadError|RayActorError|ActorDiedError|BrokenProcessPool|\w*ProcessRaisedException|ProcessExitedException)$"
