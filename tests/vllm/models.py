@@ -32,6 +32,11 @@ TINY: dict[str, Any] = DENSE | {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
     "intermediate_size": 512, "vocab_size": 1024, "max_position_embeddings": 2048,
 }  # fmt: skip
+TINY_MOE: dict[str, Any] = MOE | {
+    "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+    "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 1024, "max_position_embeddings": 2048,
+}  # fmt: skip
 
 
 def folder(path: Path, config: dict[str, Any]) -> Path:
