@@ -76,7 +76,7 @@ class _Reading:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.facts: list[Fact] = []
-        self.odd = self.first_odd = self.dropped = self.number = 0
+        self.odd = self.first_odd = self.dropped = self.full_at = self.number = 0
         self.sides: set[str] = set()
         self.known: dict[str, tuple[str, Sample] | None] = {}  # by a line up to its value; None: not asked for
         self.places: dict[int, Place] = {}  # by the labels' object, which `known` keeps
@@ -111,7 +111,8 @@ class _Reading:
         if self.odd:
             notes.append(f"{self.odd} lines were not understood, the first is line {self.first_odd}")
         if self.dropped:
-            notes.append(f"{self.dropped} figures beyond {MAX_FACTS} are left out: the file holds too many scrapes")
+            where = f"from line {self.full_at:,} on " if self.full_at else ""
+            notes.append(f"{self.dropped:,} figures {where}are left out: the file holds too many scrapes or series")
         facts = [fact._replace(labels=self.pool(fact)) for fact in self.facts]
         if not self.timed:
             facts, note = self.dated(facts)
@@ -270,6 +271,7 @@ class _Reading:
     def keep(self, fact: Fact) -> bool:
         if len(self.facts) >= MAX_FACTS:
             self.dropped += 1
+            self.full_at = self.full_at or self.number
             return False
         self.facts.append(fact)
         return True
