@@ -112,7 +112,8 @@ class _Reading:
             notes.append(f"{self.odd} lines were not understood, the first is line {self.first_odd}")
         if self.dropped:
             where = f", from line {self.full_at:,} on," if self.full_at else ""
-            notes.append(f"{self.dropped:,} figures beyond {MAX_FACTS}{where} are left out: the file holds too many scrapes or series")
+            beyond = f"{self.dropped:,} figures beyond {MAX_FACTS}{where}"
+            notes.append(f"{beyond} are left out: the file holds too many scrapes or series")
         facts = [fact._replace(labels=self.pool(fact)) for fact in self.facts]
         if not self.timed:
             facts, note = self.dated(facts)
