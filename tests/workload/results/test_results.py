@@ -156,6 +156,11 @@ class TestTools:
         assert (row.isl, row.osl, row.fixed_lengths) == (550, 96.85, False)
         assert (row.ttft_s, row.tpot_s) == pytest.approx((1.5888, 0.05176))
 
+    def test_aiperf_that_keeps_its_settings_elsewhere(self, tmp_path: Path) -> None:
+        config = {"cli_command": "aiperf profile -m x --streaming --concurrency 32 --request-rate 2.5 --osl 100"}
+        row = only(read(tmp_path, AIPERF | {"input_config": config}))
+        assert (row.concurrency, row.rate_per_s) == (32, 2.5)
+
     def test_genai_perf(self, tmp_path: Path) -> None:
         row = only(read(tmp_path, GENAI))
         assert (row.engine, row.model, row.concurrency) == ("vllm", "gpt2_vllm", 4)

@@ -5,6 +5,7 @@ genai-perf/genai_perf/export_data/json_exporter.py: each figure is {unit, avg, p
 numbers as text. input_config is nested in the first and flat in the second.
 """
 
+import re
 from collections.abc import Iterator
 
 from linkwise.workload.results import names
@@ -13,6 +14,7 @@ from linkwise.workload.results.types import Row
 
 FORMAT = "aiperf or genai-perf JSON"
 
+_OPTION = re.compile(r"--(concurrency|request-rate)[ =]+(\d{1,9}(?:\.\d{1,6})?)(?![\d,.])")
 SECONDS = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
 
@@ -30,6 +32,8 @@ def rows(entry: Entry) -> Iterator[Row]:
     isl, osl = entry.part("input_sequence_length"), entry.part("output_sequence_length")
     model = entry.part("input_config", "endpoint").text("model_names") or config.text("model", "model_names")
     stated = load if load.values else config
+    if not stated.given("concurrency", "request_rate"):
+        stated = _typed(config)
     said = names.deployment(entry)
     said["engine"] = said["engine"] or _engine(config)
     row = usable(
@@ -43,6 +47,13 @@ def rows(entry: Entry) -> Iterator[Row]:
     if cancelled is True and not row.requests:
         raise Unusable("field was_cancelled: true, expected a run that completed requests")
     yield row
+
+
+def _typed(config: Entry) -> Entry:
+    """The load as it was asked for on the command line, which newer versions keep when they move their settings."""
+    command = config.values.get("cli_command")
+    said = dict(_OPTION.findall(command[:10_000])) if isinstance(command, str) else {}
+    return Entry(config.where, {name.replace("-", "_"): value for name, value in said.items()})
 
 
 def _time(entry: Entry, name: str) -> float | None:

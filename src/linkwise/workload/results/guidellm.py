@@ -56,7 +56,7 @@ def _times(metrics: Entry) -> tuple[Statistic, float | None, float | None]:
 
 def _concurrency(strategy: Entry) -> float | None:
     """Requests in flight, where the strategy bounds them: one after the other, or so many streams."""
-    if strategy.text("type_") == "synchronous":
+    if strategy.text("type_", "kind") == "synchronous":
         return 1.0
     return strategy.number("streams", "max_concurrency", low=1.0, high=1e7)
 
