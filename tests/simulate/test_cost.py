@@ -8,6 +8,7 @@ from linkwise.engine import registry
 from linkwise.plan.batch import Batch, Part, decode_batch, mixed_batch, prefill_batch
 from linkwise.plan.time import group_seconds
 from linkwise.simulate.cost import tables_of
+from linkwise.simulate.served import served
 
 
 def looked_up(tables, rows, mean, chunk, before, *, sampled):
@@ -23,7 +24,9 @@ def looked_up(tables, rows, mean, chunk, before, *, sampled):
         read = rows * at(tables.read, mean + 1) + (at(tables.read, before + chunk) if chunk else 0)
         flop = rows * at(tables.flop, mean + 1) + chunk * at(tables.flop, before + (chunk + 1) / 2)
         work, comm = (tables.work, tables.comm) if rows else (tables.prompt_work, tables.prompt_comm)
-        compute = work[stage, tokens] + tables.head[stage, sampled] + max(read, flop) + tables.overhead[stage]
+        cache = read + flop if tables.kv_adds else max(read, flop)
+        compute = work[stage, tokens] + tables.experts[stage, tokens] + tables.head[stage, sampled] + cache
+        compute += tables.overhead[stage] + (tables.prompt[stage] + chunk * tables.prompt_token[stage] if chunk else 0)
         total += max(compute, tables.floor[stage]) + comm[stage, tokens] + tables.logits[stage, sampled]
     return total
 
@@ -42,7 +45,7 @@ def test_a_step_looked_up_is_the_plan_s_step(model: str, on: str, settings: dict
     plan = api.plan(model, on, isl=2000, osl=200, **settings)
     assert plan.feasible
     engine = registry.get(plan.engine, plan.engine_version)
-    tables = tables_of(plan, 8192, budget=4096, sampled=512)
+    tables = tables_of(served(plan), 8192, budget=4096, sampled=512)
 
     def asked(batch: Batch) -> float:
         found = group_seconds(plan.model, plan.layout, engine, plan.cluster, batch, plan.options)
@@ -62,7 +65,7 @@ def test_a_step_looked_up_is_the_plan_s_step(model: str, on: str, settings: dict
 def test_a_window_is_read_to_a_cell_of_the_grid() -> None:
     plan = api.plan("gpt-oss-20b", "1xh100-sxm", isl=2000, osl=200)
     engine = registry.get(plan.engine, plan.engine_version)
-    tables = tables_of(plan, 16384, budget=1024, sampled=64)
+    tables = tables_of(served(plan), 16384, budget=1024, sampled=64)
     for mean in (50, 127, 128, 129, 5000):
         batch = Batch("decode", (Part(32, 1, mean),), 32)
         expected = float(group_seconds(plan.model, plan.layout, engine, plan.cluster, batch, plan.options).token)

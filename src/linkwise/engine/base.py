@@ -10,6 +10,7 @@ from linkwise.cluster.types import Accelerator, Constants
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
+from linkwise.engine.step_calibrations import shipped
 from linkwise.engine.step_constants import StepCalibration, StepConstants, step_constants
 from linkwise.model.types import Model
 
@@ -202,10 +203,7 @@ class Parsed(Frozen, frozen=True, kw_only=True):
 
 
 class Engine(ABC):
-    """One engine at one version. Instances are immutable and cheap.
-
-    calibration: the constants of its step, fitted to results of serving; None = those of the cluster (a roofline).
-    """
+    """One engine at one version. Instances are immutable and cheap."""
 
     name: str
     version: str
@@ -213,16 +211,31 @@ class Engine(ABC):
     defaults: Defaults
     memory: Memory
     convention: Convention
-    calibration: StepCalibration | None = None
+    _calibration: tuple[StepCalibration | None] | None = None  # None: the one that is shipped
+    _constants: StepConstants | None = None
+
+    @property
+    def calibration(self) -> StepCalibration | None:
+        """The constants of its step, fitted to results of serving: the shipped ones unless others were given. None =
+        those of the cluster (a roofline)."""
+        return shipped(self.name) if self._calibration is None else self._calibration[0]
 
     def calibrated(self, calibration: StepCalibration | None) -> Self:
         """The engine with other constants of a step; None = the cluster's roofline."""
         other = copy(self)
-        other.calibration = calibration
+        other._calibration, other._constants = (calibration,), None
+        return other
+
+    def with_constants(self, constants: StepConstants) -> Self:
+        """The engine with these very constants of a step, on any cluster: for fits and what-ifs."""
+        other = copy(self)
+        other._constants = constants
         return other
 
     def step_constants(self, constants: Constants) -> StepConstants:
         """What a step takes beyond bytes and FLOPs, on a cluster with these constants."""
+        if self._constants is not None:
+            return self._constants
         return step_constants(self.calibration, self.version, constants)
 
     def defaults_for(self, accelerator: Accelerator | None, layout: Layout | None = None) -> Defaults:

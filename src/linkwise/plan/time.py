@@ -158,9 +158,12 @@ def stage_seconds(
 
 def work_of(
     stock: Inventory, stage: Stage, layout: Layout, engine: Engine, cluster: Cluster, batch: Batch, options: Options,
-    places: dict[str, Span], *, given: Given = plain,
+    places: dict[str, Span], *, everyone: Num | None = None, given: Given = plain,
 ) -> Work:  # fmt: skip
-    """What one step of one stage has to do on its busiest rank."""
+    """What one step of one stage has to do on its busiest rank.
+
+    everyone: tokens of all attention replicas, where they hold unlike loads; None = each has those of the batch.
+    """
     model = stock.model
     block_fp8 = has_block_fp8(model)
     tokens = batch.rank_tokens(layout.cp)
@@ -173,11 +176,11 @@ def work_of(
         if name == "experts" and model.moe is not None:
             k, experts = model.moe.top_k, model.moe.experts
             # Tokens of the whole stage meet every expert; a rank multiplies k/E of them with each expert it holds.
-            everyone = times(batch.tokens, layout.dp_attn)
+            met = times(batch.tokens, layout.dp_attn) if everyone is None else everyone
             share = named(
-                f"{batch.kind}.experts_touched", 1 - power(1 - k / experts, everyone), note="share of experts read"
+                f"{batch.kind}.experts_touched", 1 - power(1 - k / experts, met), note="share of experts read"
             )
-            rows = times(everyone, given("top_k/experts", k / experts, "", "routing"), options.moe_skew)
+            rows = times(met, given("top_k/experts", k / experts, "", "routing"), options.moe_skew)
         flops: dict[str, Num] = {}
         fill: dict[str, Num] = {}
         for dtype, n in sorted(elements.items()):

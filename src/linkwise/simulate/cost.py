@@ -10,11 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from linkwise.core.quantity import Given, Num, plain, value_of
-from linkwise.engine.registry import get
 from linkwise.plan.batch import Batch, Part
 from linkwise.plan.inventory import Stage, inventory, stages
 from linkwise.plan.time import US, StageTime, stage_seconds, worst_spans
-from linkwise.plan.types import Plan
+from linkwise.simulate.served import Served
 from linkwise.simulate.tables import Floats, Tables, rounded
 
 CELLS = 4096  # of the grid of contexts: exact where time is linear between its points
@@ -24,36 +23,49 @@ _NO_TIME = 1e18
 _Ask = Callable[[Batch, Given], StageTime]
 
 
-def tables_of(plan: Plan, longest: int, *, budget: int, sampled: int) -> Tables:
-    """The plan's steps up to `budget` tokens and `sampled` rows, for requests of up to `longest` tokens."""
-    layout, engine = plan.layout, get(plan.engine, plan.engine_version)
-    stock, places = inventory(plan.model), worst_spans(layout, plan.cluster, plan.rank_grid)
+def tables_of(what: Served, longest: int, *, budget: int, sampled: int, coarse: bool = False) -> Tables:
+    """Its steps up to `budget` tokens and `sampled` rows, for requests of up to `longest` tokens.
+
+    coarse: asked for at a few dozen sizes, with lines between them: within a percent, thirty times as fast.
+    """
+    layout, engine = what.layout, what.engine
+    stock, places = inventory(what.model), worst_spans(layout, what.cluster, what.grid)
     split = layout.cp * layout.dcp > 1
-    cell = max(1, -(-(longest + 2) // CELLS))
+    cell = max(1, -(-(longest + 2) // (64 if coarse else CELLS)))
     # A whole number of tokens a cell, and a point beyond the longest.
     context = np.arange(0, longest + 2 * cell + 2, cell, dtype=float)
     found = []
-    for stage in stages(plan.model, layout, engine):
+    for stage in stages(what.model, layout, engine):
 
         def ask(batch: Batch, given: Given, stage: Stage = stage) -> StageTime:
             return stage_seconds(
-                stock, stage, layout, engine, plan.cluster, batch, plan.options, places, given=given
+                stock, stage, layout, engine, what.cluster, batch, what.options, places, given=given
             )  # fmt: skip
 
-        found.append(_stage(ask, layout.cp, budget, sampled, context, split))
+        # Where attention replicas hold unlike loads, experts still serve the tokens of all.
+        shared = layout.dp_attn > 1 and layout.cp == 1
+        found.append(_stage(ask, layout.cp, budget, sampled, context, split, shared, coarse))
     columns = {name: np.array([one[name] for one in found]) for name in found[0]}
-    overhead = np.full(len(found), plan.cluster.constants.step_overhead_us * US)
-    return rounded(Tables(**columns, overhead=overhead, cell=float(cell), cp=layout.cp, blend=split))
+    c = engine.step_constants(what.cluster.constants)
+    each = {
+        name: np.full(len(found), us * US)
+        for name, us in (("overhead", c.step_us), ("prompt_token", c.prompt_token_us))
+    }
+    columns["prompt"] = columns["prompt"] - each["prompt_token"]
+    return rounded(
+        Tables(**columns, **each, cell=float(cell), cp=layout.cp, blend=split, kv_adds=c.kv_sharpness == 1)
+    )  # fmt: skip
 
 
 def _stage(
-    ask: _Ask, cp: int, budget: int, sampled: int, context: Floats, split: bool
+    ask: _Ask, cp: int, budget: int, sampled: int, context: Floats, split: bool, shared: bool, coarse: bool
 ) -> dict[str, Floats]:  # fmt: skip
-    """One stage's part of every table but the overhead."""
-    tokens = _sizes(budget)
+    """One stage's part of every table; `prompt` with one token of it."""
+    apart = {"kv", "head", "prompt"} | ({"experts"} if shared else set())
+    tokens = _sizes(budget, coarse)
     drawn = ask(Batch("decode", (Part(tokens, 1, 0),), 0), plain)
     prompt = ask(Batch("prefill", (Part(1, tokens * cp, 0, prompt=True),), 0), plain)
-    rows = _sizes(sampled)
+    rows = _sizes(sampled, coarse)
     one = Part(1, 1, 0)
     heads, none = ask(Batch("decode", (one,), rows), plain), ask(Batch("decode", (one,), 0), plain)
     logits = np.subtract(heads.comm, none.comm)
@@ -65,9 +77,12 @@ def _stage(
         chunk = [ask(Batch("prefill", (Part(1, cp, x, prompt=True),), 0), plain).comm for x in (context, 0)]
         behind = np.subtract(chunk[0], chunk[1])
     bare = ask(Batch("decode", (one,), 0), _without("hbm", "peak"))
+    first = ask(Batch("prefill", (Part(1, 1, 0, prompt=True),), 0), plain).parts.get("prompt", 0)
     return {
-        "work": _whole(tokens, _work(drawn), budget), "comm": _whole(tokens, drawn.comm, budget),
-        "prompt_work": _whole(tokens, _work(prompt), budget), "prompt_comm": _whole(tokens, prompt.comm, budget),
+        "work": _whole(tokens, _work(drawn, apart), budget), "comm": _whole(tokens, drawn.comm, budget),
+        "prompt_work": _whole(tokens, _work(prompt, apart), budget), "prompt_comm": _whole(tokens, prompt.comm, budget),
+        "experts": _whole(tokens, drawn.parts.get("experts", 0) if shared else 0, budget),
+        "prompt": np.asarray(float(value_of(first))),
         "head": _whole(rows, heads.parts.get("head", 0), sampled), "logits": _whole(rows, logits, sampled),
         "read": np.broadcast_to(read, context.shape), "flop": np.broadcast_to(flop, context.shape),
         "context": np.broadcast_to(behind, context.shape),
@@ -75,12 +90,14 @@ def _stage(
     }  # fmt: skip
 
 
-def _work(step: StageTime) -> Num:
-    """What depends on the number of tokens alone: all but the cache and the head."""
-    return sum(value for name, value in step.parts.items() if name not in {"kv", "head"})
+def _work(step: StageTime, apart: set[str]) -> Num:
+    """What depends on the number of tokens of a rank alone."""
+    return sum(value for name, value in step.parts.items() if name not in apart)
 
 
-def _sizes(most: int) -> Floats:
+def _sizes(most: int, coarse: bool) -> Floats:
+    if coarse:
+        return np.unique(np.concatenate((np.arange(1, 17), np.geomspace(16, max(16, most), 48).round()))).astype(float)
     if most <= _EXACT:
         return np.arange(1, most + 1, dtype=float)
     return np.unique(np.concatenate((np.arange(1, _EXACT), np.arange(_EXACT, most, 16), [most]))).astype(float)

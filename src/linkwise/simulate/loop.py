@@ -9,10 +9,11 @@ from linkwise.simulate.faults import down, up
 from linkwise.simulate.handoff import moved
 from linkwise.simulate.heap import pop
 from linkwise.simulate.jit import compiled, kept, sources
-from linkwise.simulate.queues import arrive
+from linkwise.simulate.queues import arrive, enter
 from linkwise.simulate.schedule import start
 from linkwise.simulate.state import (
     ARRIVE,
+    ENTER,
     FAULT,
     KICK,
     KIND_BITS,
@@ -43,6 +44,8 @@ def _happens(w: Record, kind: int, number: int, now: float) -> None:
         moved(w, number, now)
     elif kind == ARRIVE:
         arrive(w, number, now)
+    elif kind == ENTER:
+        enter(w, number, now)
     elif kind == FAULT:
         if number & 1:
             up(w, number >> 1, now)

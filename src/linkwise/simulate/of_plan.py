@@ -3,13 +3,16 @@
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
-from linkwise.engine.registry import get
+from linkwise.plan.engine_of import engine_of
 from linkwise.plan.handoff import handoff
 from linkwise.plan.handoff_types import HandoffOptions
 from linkwise.plan.operate import in_flight
+from linkwise.plan.time import US
 from linkwise.plan.types import Plan
 from linkwise.simulate.cost import tables_of
 from linkwise.simulate.rules import Pool, Rules, Transfer
+from linkwise.simulate.served import Served, served
+from linkwise.simulate.tables import Tables
 from linkwise.workload.requests import Requests
 
 # engine: (policy, prompts may be cut, share of the answer reserved when a request is admitted)
@@ -33,27 +36,34 @@ def longest_of(plan: Plan) -> int:
 
 def rules_of(plan: Plan) -> tuple[Rules, tuple[str, ...]]:
     """How the plan's replicas batch, and what of it is not exact."""
+    return rules_for(served(plan))
+
+
+def rules_for(what: Served) -> tuple[Rules, tuple[str, ...]]:
+    """How one serving group batches, and what of it is not exact."""
     notes = []
-    policy, chunked, reserve = _BATCHING[plan.engine]
-    resolved, layout, verify = plan.resolved, plan.layout, 1 + plan.options.mtp_tokens
+    policy, chunked, reserve = _BATCHING[what.engine.name]
+    resolved, layout, verify = what.resolved, what.layout, 1 + what.options.mtp_tokens
+    c = what.engine.step_constants(what.cluster.constants)
     if resolved.max_batched_tokens > MOST_TOKENS:
         notes.append(f"steps hold {MOST_TOKENS:,} tokens at most here, not {resolved.max_batched_tokens:,}")
-    tokens = plan.ledger.kv_tokens
+    tokens = what.kv_tokens
     if tokens is None:
-        lengths = plan.workload.total_tokens
-        tokens = int(plan.ledger.requests * plan.workload.burst * lengths)
+        lengths = what.workload.total_tokens
+        tokens = int(what.requests * what.workload.burst * lengths)
         notes.append(
             f"a hybrid stack has no KV bytes per token: its room is taken as {tokens:,} tokens, what the plan's"
-            f" {plan.ledger.requests:,} requests of {lengths:,} tokens leave and take"
+            f" {what.requests:,} requests of {lengths:,} tokens leave and take"
         )
     blocks = tokens // layout.dp_attn // resolved.block_tokens
     if blocks < 1:
         raise InputError("the plan leaves no room for KV", where="simulate", expected="a plan that holds a request")
     return Rules(
         policy=policy, chunked=chunked, reserve=reserve, budget=min(resolved.max_batched_tokens, MOST_TOKENS),
-        max_seqs=resolved.max_seqs, slots=in_flight(layout, plan.options), lanes=layout.dp_attn,
+        max_seqs=resolved.max_seqs, slots=in_flight(layout, what.options), lanes=layout.dp_attn,
         block_tokens=resolved.block_tokens, kv_blocks=blocks, verify=verify,
-        acceptance=plan.options.mtp_acceptance if verify > 1 else 1.0,
+        acceptance=what.options.mtp_acceptance if verify > 1 else 1.0, front_s=c.request_us * US,
+        front_each_s=c.request_each_us * US, front_prompt_s=c.request_token_us * US,
     ), tuple(notes)  # fmt: skip
 
 
@@ -62,10 +72,18 @@ def pool_of(
 ) -> tuple[Pool, tuple[str, ...]]:
     """A pool of the plan's replicas for these requests, and what of it is not exact."""
     rules, notes = rules_of(plan)
+    if role == "decode":  # its requests come from the other pool
+        rules = replace(rules, front_s=0.0, front_each_s=0.0, front_prompt_s=0.0)
+    tables = tables_for(served(plan), rules, load)
+    return Pool(rules, tables, replicas or plan.replicas, role, f"{plan.layout}, {plan.cluster.name}"), notes
+
+
+def tables_for(what: Served, rules: Rules, load: Requests, *, coarse: bool = False) -> Tables:
+    """Every step a group that batches by these rules can make for these requests. coarse: see tables_of."""
     longest = int((load.input_tokens + load.output_tokens).max()) + rules.verify
     sampled = rules.slot_seqs * rules.verify + 1
-    tables = tables_of(plan, longest, budget=max(rules.budget, sampled), sampled=max(sampled, rules.budget))
-    return Pool(rules, tables, replicas or plan.replicas, role, f"{plan.layout}, {plan.cluster.name}"), notes
+    budget, rows = max(rules.budget, sampled), max(sampled, rules.budget)
+    return tables_of(what, longest, budget=budget, sampled=rows, coarse=coarse)
 
 
 def transfer_of(prefill: Plan, decode: Plan, load: Requests) -> tuple[Transfer, tuple[str, ...]]:
@@ -88,7 +106,7 @@ def transfer_of(prefill: Plan, decode: Plan, load: Requests) -> tuple[Transfer, 
             seen = handoff(
                 decode.model, cluster, prompt_tokens=tokens, rate_per_s=1.0, prefill_tp=prefill.layout.tp,
                 decode_tp=decode.layout.tp, prefill_pp=prefill.layout.pp, decode_pp=decode.layout.pp,
-                engine=get(decode.engine, decode.engine_version), kv_dtype=decode.options.kv_dtype or "auto",
+                engine=engine_of(decode), kv_dtype=decode.options.kv_dtype or "auto",
                 options=HandoffOptions(),
             )  # fmt: skip
             exposed = seen.transfer_s + seen.copy_s

@@ -4,8 +4,8 @@ import linkwise.simulate.arrays as a
 from linkwise.simulate import kv
 from linkwise.simulate.heap import push
 from linkwise.simulate.jit import compiled
-from linkwise.simulate.route import choose
-from linkwise.simulate.state import ARRIVE, DONE, FIRST_POOL, KICK, LESS, ONE, REFUSED, Record
+from linkwise.simulate.route import choose, lane_of
+from linkwise.simulate.state import ARRIVE, DONE, ENTER, FIRST_POOL, KICK, LESS, ONE, PREFIX, REFUSED, STAY, Record
 
 
 @compiled
@@ -66,6 +66,14 @@ def kick(w: Record, replica: int, now: float) -> None:
 
 
 @compiled
+def _take_in(w: Record, lane: int, r: int, now: float) -> None:
+    if a.request(w)[r].entered < 0:
+        a.request(w)[r].entered = now
+    append(w, lane, r)
+    kick(w, a.lane(w)[lane].replica, now)
+
+
+@compiled
 def settle(w: Record, r: int, now: float) -> bool:
     """Route a request and queue it there; False when every queue it may join is full."""
     lane = choose(w, FIRST_POOL, r)
@@ -79,11 +87,35 @@ def settle(w: Record, r: int, now: float) -> bool:
         return True
     if w.max_waiting > 0 and a.lane(w)[lane].waiting >= w.max_waiting:
         return False
-    append(w, lane, r)
     replica = a.lane(w)[lane].replica
-    a.replica(w)[replica].outstanding += 1
-    kick(w, replica, now)
+    one = a.replica(w)[replica]
+    one.outstanding += 1
+    pool = a.pool(w)[one.pool]
+    if pool.front == 0:
+        _take_in(w, lane, r, now)
+        return True
+    # One thread of the replica takes requests in, in turn.
+    a.request(w)[r].lane = lane
+    one.front_free = max(now, one.front_free) + pool.front_each_s + pool.front_prompt_s * a.request(w)[r].input
+    push(w, one.front_free + pool.front_s, ENTER, r)
     return True
+
+
+@compiled
+def enter(w: Record, r: int, now: float) -> None:
+    """A request has been taken in: to the queue, of the lane that is idlest by now."""
+    lane = a.request(w)[r].lane
+    replica = a.lane(w)[lane].replica
+    one = a.replica(w)[replica]
+    if one.down > 0 and w.rule != STAY:
+        one.outstanding -= 1
+        a.request(w)[r].lane = -1
+        if not settle(w, r, now):
+            leave(w, r, REFUSED, now)
+        return
+    if a.pool(w)[one.pool].lanes > 1 and w.router != PREFIX:
+        lane = lane_of(w, replica)
+    _take_in(w, lane, r, now)
 
 
 @compiled

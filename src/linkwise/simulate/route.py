@@ -55,7 +55,7 @@ def _least(w: Record, p: int) -> int:
 
 
 @compiled
-def _lane_of(w: Record, replica: int) -> int:
+def lane_of(w: Record, replica: int) -> int:
     """The lane with the fewest requests."""
     one = a.replica(w)[replica]
     best, fewest = one.lane0, 1 << 60
@@ -73,7 +73,7 @@ def _prefix(w: Record, p: int, r: int) -> int:
     idlest = _least(w, p)
     if idlest < 0:
         return -1
-    best, longest, fewest = _lane_of(w, idlest), 0, 1 << 60
+    best, longest, fewest = lane_of(w, idlest), 0, 1 << 60
     limit = a.replica(w)[idlest].outstanding + MOST_AHEAD
     for at in range(a.pool(w)[p].replica0, a.pool(w)[p].replica1):
         one = a.replica(w)[at]
@@ -99,11 +99,11 @@ def choose(w: Record, p: int, r: int) -> int:
         start = pool.turn
     else:
         best = _least(w, p)
-        return _lane_of(w, best) if best >= 0 else -1
+        return lane_of(w, best) if best >= 0 else -1
     for i in range(number):
         at = pool.replica0 + (start + i) % number
         if _takes(w, at):
             if rule == ROUND_ROBIN:
                 pool.turn = (start + i + 1) % number
-            return _lane_of(w, at)
+            return lane_of(w, at)
     return -1

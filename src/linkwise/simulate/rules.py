@@ -22,6 +22,10 @@ class Rules(Frozen, frozen=True, kw_only=True):
     kv_blocks: of `block_tokens` tokens each, on a lane. reserve: share of the answer a request's blocks are taken for
     when it is admitted. prefix_cache: whether prompts' blocks are shared and kept.
     verify: tokens a row brings to a step (1, and drafted ones); acceptance: chance that a drafted one is kept.
+    poll: steps of rows between two looks at the queue. hold: most steps a prompt waits until every lane has one, so
+    that no lane idles while another computes a prompt; 0 = it does not wait.
+    front_s: from the client to the queue; front_each_s, front_prompt_s: of the one thread that takes requests in, for
+    each of them and for each token of its prompt.
     """
 
     policy: str = "mixed"
@@ -36,6 +40,11 @@ class Rules(Frozen, frozen=True, kw_only=True):
     prefix_cache: bool = True
     verify: int = 1
     acceptance: float = 1.0
+    poll: int = 1
+    hold: int = 0
+    front_s: float = 0.0
+    front_each_s: float = 0.0
+    front_prompt_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -45,7 +54,8 @@ class Rules(Frozen, frozen=True, kw_only=True):
         for field, low, high in (
             ("budget", 1, 1 << 20), ("max_seqs", 1, 1 << 20), ("slots", 1, 4096), ("lanes", 1, 4096),
             ("block_tokens", 1, 65_536), ("kv_blocks", 1, 1 << 40), ("reserve", 0, 1), ("verify", 1, 65),
-            ("acceptance", 0, 1),
+            ("acceptance", 0, 1), ("poll", 1, 10_000), ("hold", 0, 10_000), ("front_s", 0, 1e3),
+            ("front_each_s", 0, 1e3), ("front_prompt_s", 0, 10),
         ):  # fmt: skip
             value = getattr(self, field)
             if not low <= value <= high:  # NaN is refused as well

@@ -1,8 +1,10 @@
 """What a slot runs next, by the engine's policy: rows that decode, prompts under way, prompts admitted.
 
 mixed (vLLM, TensorRT-LLM)   every row draws a token; what is left of the token budget goes to prompts, in order
-prefill first (SGLang)       prompts alone while there are any that fit, then rows alone
-whole prompts (TensorRT-LLM) a prompt waits for a step with room for all of it, unless no step has
+prefill first (SGLang)       prompts alone while there are any that fit, then rows alone; the queue is looked at every
+                             so many steps of rows
+whole prompts (TensorRT-LLM) a prompt waits for a step with room for all of it, unless no step has; with several
+                             attention replicas also until each has one, or it has waited so many steps
 """
 
 import linkwise.simulate.arrays as a
@@ -119,8 +121,11 @@ def _add_prompt(w: Record, s: int, r: int, tokens: int) -> None:
 
 
 @compiled
-def _fill(w: Record, s: int, budget: int, now: float) -> None:
-    """Prompts into what is left of the token budget: the one under way, then those that wait, in order."""
+def _fill(w: Record, s: int, budget: int, now: float, look: bool) -> None:
+    """Prompts into what is left of the token budget: the one under way, then those that wait, in order.
+
+    look: whether the queue is looked at.
+    """
     one = a.set(w)[s]
     lane = a.lane(w)[one.lane]
     pool = a.pool(w)[a.replica(w)[lane.replica].pool]
@@ -130,7 +135,7 @@ def _fill(w: Record, s: int, budget: int, now: float) -> None:
         _add_prompt(w, s, one.part, tokens)
         one.part = -1
         budget -= tokens
-    while budget > 0 and lane.waiting > 0 and _room_for(w, s):
+    while look and budget > 0 and lane.waiting > 0 and _room_for(w, s):
         r = lane.head
         req = a.request(w)[r]
         cached = kv.match(w, one.lane, r)
@@ -156,19 +161,50 @@ def _fill(w: Record, s: int, budget: int, now: float) -> None:
 
 
 @compiled
+def _prompts_start(w: Record, set0: int, lanes: int, hold: int) -> bool:
+    """Whether prompts may start: every lane has one, no lane has rows, or one has waited long enough."""
+    if hold == 0 or lanes == 1:
+        return True
+    every, rows, longest = True, False, 0
+    for i in range(lanes):
+        one = a.set(w)[set0 + i]
+        lane = a.lane(w)[one.lane]
+        every = every and (lane.waiting > 0 or one.part >= 0)
+        rows = rows or one.rows > 0
+        lane.held = lane.held + 1 if lane.waiting > 0 else 0
+        longest = max(longest, lane.held)
+    return every or not rows or longest > hold
+
+
+@compiled
+def _looks(w: Record, s: int, poll: int) -> bool:
+    """Whether a lane looks at its queue in this step: every so many steps of rows, and whenever it has none."""
+    one = a.set(w)[s]
+    lane = a.lane(w)[one.lane]
+    lane.unseen += 1
+    if lane.unseen < poll and one.rows > 0:
+        return False
+    lane.unseen = 0
+    return True
+
+
+@compiled
 def _compose(w: Record, q: int, now: float) -> bool:
     """The batch of every lane of a slot; False when there is nothing to do."""
     replica = a.replica(w)[a.slot(w)[q].replica]
     pool = a.pool(w)[replica.pool]
     any_work = False
+    set0 = replica.set0 + (q - replica.slot0) * pool.lanes
+    starts = _prompts_start(w, set0, pool.lanes, pool.hold)
     for i in range(pool.lanes):
-        s = replica.set0 + (q - replica.slot0) * pool.lanes + i
+        s = set0 + i
         one = a.set(w)[s]
         one.pre, one.dec, one.pre_tokens = 0, 0, 0
         if a.lane(w)[one.lane].readies > 0:
             _join(w, s)
+        look = starts and _looks(w, s, pool.poll)
         if pool.policy == PREFILL_FIRST:
-            _fill(w, s, pool.budget, now)
+            _fill(w, s, pool.budget, now, look)
             if one.pre == 0 and one.rows > 0:
                 _grow(w, s, now)
                 one.dec = one.rows
@@ -178,7 +214,10 @@ def _compose(w: Record, q: int, now: float) -> bool:
                 gave_up = _grow(w, s, now)
                 one.dec = one.rows
             if not gave_up:
-                _fill(w, s, pool.budget - one.dec * pool.verify, now)
+                _fill(w, s, pool.budget - one.dec * pool.verify, now, look)
+        if one.pre > 0:
+            # A step with prompts is followed by a look, and who started one waits no more.
+            a.lane(w)[one.lane].unseen, a.lane(w)[one.lane].held = pool.poll, 0
         any_work = any_work or one.dec > 0 or one.pre > 0
     return any_work
 
@@ -193,8 +232,18 @@ def _at(table: Array, p: int, stage: int, tokens: float, per_cell: float) -> flo
 
 
 @compiled
-def lane_seconds(w: Record, s: int, stage: int, slow: float, link: float) -> float:
-    """One stage's time for what one lane brings: the plan's step model, looked up."""
+def lane_tokens(w: Record, s: int) -> int:
+    """Tokens one lane brings to a rank."""
+    one = a.set(w)[s]
+    pool = a.pool(w)[a.replica(w)[a.lane(w)[one.lane].replica].pool]
+    prompt = one.pre_tokens if pool.cp == 1 else (one.pre_tokens + pool.cp - 1) // pool.cp
+    return int(one.dec * pool.verify + prompt)
+
+
+@compiled
+def lane_seconds(w: Record, s: int, stage: int, slow: float, link: float, mean_tokens: int) -> float:
+    """One stage's time for what one lane brings: the plan's step model, looked up. mean_tokens: of all lanes, rounded
+    up: experts serve them together."""
     one = a.set(w)[s]
     p = a.replica(w)[a.lane(w)[one.lane].replica].pool
     pool = a.pool(w)[p]
@@ -223,7 +272,11 @@ def lane_seconds(w: Record, s: int, stage: int, slow: float, link: float) -> flo
             share = prompt / tokens
             work += share * (a.prompt_work(w)[p, stage, tokens] - work)
             comm += share * (a.prompt_comm(w)[p, stage, tokens] - comm)
-    work = max(work + a.head(w)[p, stage, sampled] + max(read, flop) + a.overhead(w)[p, stage], a.floor(w)[p, stage])
+    cache = read + flop if pool.kv_adds else max(read, flop)
+    work += a.experts(w)[p, stage, mean_tokens] + a.head(w)[p, stage, sampled] + cache + a.overhead(w)[p, stage]
+    if prompt:
+        work += a.prompt(w)[p, stage] + prompt * a.prompt_token(w)[p, stage]
+    work = max(work, a.floor(w)[p, stage])
     result: float = slow * work + link * (comm + a.logits(w)[p, stage, sampled] + context)
     return result
 
@@ -257,19 +310,24 @@ def start(w: Record, q: int, now: float) -> bool:
         replica.since_s = now
     replica.busy_slots += 1
     set0 = replica.set0 + (q - replica.slot0) * pool.lanes
-    at = now
+    at, tokens, slowest = now, 0, set0
+    for i in range(pool.lanes):
+        tokens += lane_tokens(w, set0 + i)
+    mean = (tokens + pool.lanes - 1) // pool.lanes
     for stage in range(pool.stages):
         at = max(at, a.stage_free(w)[slot.replica, stage])
         longest = 0.0
         for i in range(pool.lanes):
-            longest = max(longest, lane_seconds(w, set0 + i, stage, slow, link))
+            seconds = lane_seconds(w, set0 + i, stage, slow, link, mean)
+            if seconds > longest:
+                longest, slowest = seconds, set0 + i
         at += longest
         a.stage_free(w)[slot.replica, stage] = at
         replica.busy_s += longest
     slot.busy, slot.end = 1, at
     replica.steps += 1
     w.steps += 1
-    _log(w, q, set0, pool.lanes, now, at)
+    _log(w, q, set0, pool.lanes, slowest, now, at)
     push(w, at, STEP, q)
     if pool.slots > 1:
         for i in range(pool.lanes):
@@ -281,7 +339,7 @@ def start(w: Record, q: int, now: float) -> bool:
 
 
 @compiled
-def _log(w: Record, q: int, set0: int, lanes: int, now: float, end: float) -> None:
+def _log(w: Record, q: int, set0: int, lanes: int, slowest: int, now: float, end: float) -> None:
     if w.logged >= w.log:
         return
     line = a.log_line(w)[w.logged]
@@ -292,4 +350,11 @@ def _log(w: Record, q: int, set0: int, lanes: int, now: float, end: float) -> No
         line.rows += one.dec
         line.prefill += one.pre_tokens
         line.waiting += a.lane(w)[one.lane].waiting
+    busy = a.set(w)[slowest]
+    line.drew, line.prompts, line.fresh, line.cached = busy.dec, busy.pre, busy.pre_tokens, busy.ctx
+    line.pairs, line.behind = 0.0, 0.0
+    for k in range(busy.pre):
+        new, before = a.pre_len(w)[slowest, k], a.request(w)[a.pre(w)[slowest, k]].done
+        line.pairs += new * (before + (new + 1) / 2)
+        line.behind += before + new
     w.logged += 1

@@ -24,7 +24,7 @@ def _whole(*values: int) -> tuple[int, ...]:
     return cast("tuple[int, ...]", tuple(np.int64(value) for value in values))
 
 
-FAULT, STEP, MOVED, ARRIVE, KICK = _whole(0, 1, 2, 3, 4)
+FAULT, STEP, MOVED, ARRIVE, ENTER, KICK = _whole(0, 1, 2, 3, 4, 5)
 KIND_BITS = 40
 WAITING, DONE, REFUSED, LOST, UNMOVED = _whole(0, 1, 2, 3, 4)
 ONE, LESS, FIRST_POOL, SECOND_POOL = _whole(1, -1, 0, 1)
@@ -46,33 +46,37 @@ def _record(**fields: str) -> np.dtype[Any]:
     return np.dtype(list(fields.items()), align=True)
 
 
+# entered: when it was first taken in, into a queue.
 # target: tokens to prefill (prompt, and answer so far after a preemption); done: of them, cached or computed.
 # blocks: KV blocks of its own, beside shared ones. lane: where it is served; source: where it was prefilled.
 REQUEST = _record(
-    arrival="f8", start="f8", prefilled="f8", reserved="f8", moved="f8", first="f8", end="f8", last="f8",
+    arrival="f8", entered="f8", start="f8", prefilled="f8", reserved="f8", moved="f8", first="f8", end="f8", last="f8",
     input="i8", output="i8", next="i8", produced="i8", target="i8", done="i8", blocks="i8", room="i8", hit="i8",
     status="i8", lane="i8", source="i8", preempted="i8", tries="i8",
 )  # fmt: skip
+# front_free: when the thread that takes its requests in is done with those that came.
 # down: so many reasons to be down. drain: it ends what it has and takes nothing new. idle_s: its last request left.
 REPLICA = _record(
     pool="i8", slot0="i8", lane0="i8", set0="i8", down="i8", drain="i8", outstanding="i8", busy_slots="i8", steps="i8",
-    busy_s="f8", since_s="f8", active_s="f8", idle_s="f8",
+    busy_s="f8", since_s="f8", active_s="f8", idle_s="f8", front_free="f8",
 )  # fmt: skip
 SLOT = _record(replica="i8", busy="i8", kicked="i8", end="f8")
 # ctx: sum of the rows' cached tokens. fresh: the last rows, which have not decoded yet. last: end of the last decode.
 SET = _record(
     lane="i8", rows="i8", fresh="i8", size="i8", part="i8", pre="i8", dec="i8", pre_tokens="i8", ctx="i8", last="f8"
 )
+# unseen: steps since it last looked at its queue; held: steps its first prompt has waited for other lanes' prompts.
 # free: blocks nobody uses; cached: hashes nobody uses but that are kept. hand: prompts whose KV waits for blocks here.
 LANE = _record(
     replica="i8", head="i8", tail="i8", waiting="i8", running="i8", hand_head="i8", hand_tail="i8", hands="i8",
     ready_head="i8", ready_tail="i8", readies="i8", free="i8", cached="i8", least_free="i8", area="f8", since="f8",
-    link_free="f8",
+    link_free="f8", unseen="i8", held="i8",
 )  # fmt: skip
 POOL = _record(
     policy="i8", role="i8", chunked="i8", budget="i8", max_seqs="i8", slot_seqs="i8", slots="i8", lanes="i8",
     block="i8", hash_blocks="i8", replica0="i8", replica1="i8", stages="i8", verify="i8", cp="i8", blend="i8",
-    turn="i8", blocks="i8", reserve="f8", accept="f8", per_cell="f8",
+    turn="i8", blocks="i8", kv_adds="i8", poll="i8", hold="i8", front="i8", reserve="f8", accept="f8", per_cell="f8",
+    front_s="f8", front_each_s="f8", front_prompt_s="f8",
 )  # fmt: skip
 FAULTS = _record(kind="i8", replica="i8", start="f8", end="f8", factor="f8")
 # The one record the loop is handed: settings, counters, sizes, and where every array lies (simulate/arrays.py).
@@ -81,7 +85,8 @@ _ARRAYS = (
     "stage_free", "first_hash", "hashes", "refs", "before", "after", "heap_s", "heap_code", "gaps",
 )  # fmt: skip
 _TABLES = (
-    "work", "comm", "prompt_work", "prompt_comm", "head", "logits", "read", "flop", "context", "floor", "overhead"
+    "work", "comm", "prompt_work", "prompt_comm", "experts", "head", "logits", "read", "flop", "context", "floor",
+    "overhead", "prompt", "prompt_token",
 )  # fmt: skip
 _SIZES = (
     "number", "replicas", "slots", "sets", "lanes", "pools", "faults", "log", "width", "stages", "hash_count", "names",
@@ -95,7 +100,12 @@ GLOBAL = _record(
     move_base_s="f8", move_each_s="f8", move_busy_s="f8", fail="f8", logged="i8",
     **dict.fromkeys(_SIZES, "i8"), **{f"{name}_at": "i8" for name in _ARRAYS + _TABLES},
 )  # fmt: skip
-LOG = _record(slot="i8", rows="i8", prefill="i8", waiting="i8", start="f8", end="f8")
+# rows, prefill, waiting: of all lanes. The others of the lane that took longest: rows that drew, prompts and their new
+# tokens, cached tokens of the rows, pairs of a prompt's token and one it attends to, tokens prompts read.
+LOG = _record(
+    slot="i8", rows="i8", prefill="i8", waiting="i8", start="f8", end="f8",
+    drew="i8", prompts="i8", fresh="i8", cached="f8", pairs="f8", behind="f8",
+)  # fmt: skip
 
 
 class World(NamedTuple):
@@ -129,16 +139,18 @@ class World(NamedTuple):
 class Cost(NamedTuple):
     """Seconds of a step as the plan's own step model gives them (simulate/cost.py), by pool and pipeline stage.
 
-    work, comm: by tokens of a decode step; prompt_work, prompt_comm: of a prompt; head, logits: by sampled rows.
+    work, comm: by tokens of a decode step; prompt_work, prompt_comm: of a prompt; experts: by tokens of the mean lane;
+    head, logits: by sampled rows.
     read, flop: of one request with so many cached tokens, and of one token after so many, on a grid of
     1 / pool.per_cell tokens; context: communication of a prompt chunk for what was cached before it. floor, overhead:
-    host time.
+    host time; prompt, prompt_token: more of a step that holds a prompt.
     """
 
     work: Array
     comm: Array
     prompt_work: Array
     prompt_comm: Array
+    experts: Array
     head: Array
     logits: Array
     read: Array
@@ -146,6 +158,8 @@ class Cost(NamedTuple):
     context: Array
     floor: Array
     overhead: Array
+    prompt: Array
+    prompt_token: Array
 
 
 def pointed(world: World, cost: Cost) -> None:
@@ -163,7 +177,7 @@ def pointed(world: World, cost: Cost) -> None:
         "ends": world.before.shape[1], "heap_size": len(world.heap_s), "bins": BINS, "tokens": tokens,
         "sampled": cost.head.shape[2], "cells": cost.read.shape[2],
     }  # fmt: skip
-    shapes = {"sampled": ("head", "logits"), "cells": ("read", "flop", "context"), "tokens": Cost._fields[:4]}
+    shapes = {"sampled": ("head", "logits"), "cells": ("read", "flop", "context"), "tokens": Cost._fields[:5]}
     for last, names in shapes.items():
         for name in names:
             if getattr(cost, name).shape != (pools, stages, sizes[last]):

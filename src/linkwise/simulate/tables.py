@@ -1,6 +1,6 @@
 """A step's time in tables the event loop reads, one row a pipeline stage. Made by simulate/cost.py, or by hand."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +13,20 @@ BITS = 40
 
 class Tables(NamedTuple):
     """Seconds. work, comm: by tokens of a step on one rank, rows only (index 0 unused); prompt_work, prompt_comm:
-    prompts only. head, logits: by sampled rows. read, flop, context: by cached tokens, one value each `cell` tokens.
-    floor: a step computes no faster; overhead: added to each. All [stage, index] or [stage].
+    prompts only. experts: by tokens of the mean attention replica, since experts serve those of all; zero where `work`
+    has them. head, logits: by sampled rows. read, flop, context: by cached tokens, one value each `cell` tokens.
+    floor: a step computes no faster; overhead: added to each; prompt: added to one that holds a prompt, and
+    prompt_token for each token of it. All [stage, index] or [stage].
 
-    cp: ranks a prompt's tokens are split over. blend: prompts communicate otherwise than rows do.
+    cp: ranks a prompt's tokens are split over. blend: prompts communicate otherwise than rows do. kv_adds: a cache is
+    read and attended to one after the other; else the longer of the two counts.
     """
 
     work: Floats
     comm: Floats
     prompt_work: Floats
     prompt_comm: Floats
+    experts: Floats
     head: Floats
     logits: Floats
     read: Floats
@@ -30,9 +34,12 @@ class Tables(NamedTuple):
     context: Floats
     floor: Floats
     overhead: Floats
+    prompt: Floats
+    prompt_token: Floats
     cell: float = 1.0
     cp: int = 1
     blend: bool = False
+    kv_adds: bool = False
 
     @property
     def stages(self) -> int:
@@ -46,8 +53,9 @@ class Tables(NamedTuple):
 
 def rounded(tables: Tables) -> Tables:
     """To BITS bits."""
-    arrays = {name: _to_bits(value) for name, value in tables._asdict().items() if name not in {"cell", "cp", "blend"}}
-    return Tables(**arrays, cell=tables.cell, cp=tables.cp, blend=tables.blend)
+    fields: dict[str, Any] = tables._asdict()
+    arrays: dict[str, Any] = {name: _to_bits(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+    return tables._replace(**arrays)
 
 
 def _to_bits(values: Floats) -> Floats:
@@ -60,4 +68,4 @@ def constant(seconds: float, *, stages: int = 1, tokens: int = 8192, per_token: 
     """A step that takes `seconds` on every stage, and per_token for each token of it, whatever else it holds."""
     work = np.broadcast_to(seconds + per_token * np.arange(tokens + 1), (stages, tokens + 1)).copy()
     none, flat, one = np.zeros((stages, tokens + 1)), np.zeros((stages, 2)), np.zeros(stages)
-    return Tables(work, none, work, none, none, none, flat, flat, flat, one, one, cell=1e12)
+    return Tables(work, none, work, none, none, none, none, flat, flat, flat, one, one, one, one, cell=1e12)

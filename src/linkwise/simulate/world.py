@@ -52,7 +52,14 @@ def world(pools: Sequence[Pool], load: Requests, run: Run) -> World:
         return np.zeros((sets, width), kind)
 
     # Every replica may be told to come and go while others' events wait (simulate/autoscale.py).
-    events = load.number + 4 * slots + 4 * len(faults) + slots * len(faults) + 4 * replicas + 16
+    events = (
+        load.number * (2 if table["front"].any() else 1)
+        + 4 * slots
+        + 4 * len(faults)
+        + slots * len(faults)
+        + 4 * replicas
+        + 16
+    )
     made = World(
         g, request, replica, slot, one_set, lane, table, faults,
         places(np.int64), places(np.int32), places(np.int32), places(np.int64), places(np.int32),
@@ -74,8 +81,12 @@ def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
     first = 0
     for row, (rules, tables, replicas, role, _) in zip(table, pools, strict=True):
         row["policy"], row["role"] = POLICIES.index(rules.policy), ROLES.index(role)
-        for field in ("budget", "max_seqs", "slot_seqs", "slots", "lanes", "reserve", "verify"):
+        for field in (
+            "budget", "max_seqs", "slot_seqs", "slots", "lanes", "reserve", "verify", "poll", "hold", "front_s",
+            "front_each_s", "front_prompt_s",
+        ):  # fmt: skip
             row[field] = getattr(rules, field)
+        row["front"] = max(rules.front_s, rules.front_each_s, rules.front_prompt_s) > 0
         row["chunked"], row["accept"] = rules.chunked, rules.acceptance
         row["block"], row["blocks"] = rules.block_tokens, rules.kv_blocks
         cached = hash_tokens if rules.prefix_cache and role != "decode" else 0
@@ -83,6 +94,7 @@ def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
         row["replica0"], row["replica1"] = first, first + replicas
         first += replicas
         row["stages"], row["cp"], row["blend"] = tables.stages, tables.cp, tables.blend
+        row["kv_adds"] = tables.kv_adds
         row["per_cell"] = 1 / tables.cell
     return table
 
@@ -90,7 +102,7 @@ def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
 def _requests(load: Requests, run: Run) -> Array:
     request = np.zeros(load.number, state.REQUEST)
     request["arrival"] = 0.0 if run.users else load.arrival_s
-    for field in ("start", "prefilled", "reserved", "moved", "first", "end", "last"):
+    for field in ("entered", "start", "prefilled", "reserved", "moved", "first", "end", "last"):
         request[field] = -1.0
     request["input"], request["output"] = load.input_tokens, load.output_tokens
     request["target"] = load.input_tokens

@@ -1,0 +1,224 @@
+"""How near predicted TPOT and TTFT come to measured ones: in sample, whole models and GPUs left out, and a roofline.
+
+    python benchmarks/serving_accuracy.py                 # the shipped constants, and the fits with parts left out
+    python benchmarks/serving_accuracy.py --fit           # fit again, print the constants, leave the files alone
+    python benchmarks/serving_accuracy.py --fit --write   # and write engine/facts/step_*.yaml
+
+Rows are those of the serving collection beside the project (benchmarks/serving_rows.py says how each is read). Every
+figure is the simulator's: the row's closed loop with its engine's policy. Errors are |predicted / measured - 1|, bias
+the median of the logarithm of predicted / measured, `inside` the share of measurements in the printed 80 % interval.
+"""
+
+import argparse
+import datetime
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import serving_rows
+from linkwise.engine import step_calibrations
+from linkwise.engine.step_constants import Spreads
+from linkwise.simulate.calibrate.case import Case
+from linkwise.simulate.calibrate.fit import (
+    NAMES,
+    Fitted,
+    fit,
+    grouped,
+    measured,
+    pooled,
+    predicted,
+    simulated,
+)
+from linkwise.simulate.calibrate.made import calibration_of, spread_of
+from linkwise.simulate.calibrate.steps import run_of
+
+Floats = npt.NDArray[np.float64]
+# From which version on an engine's overheads are others: where rows of both sides differ most.
+SINCE = {"trtllm": "1.2", "vllm": "0.15", "sglang": "0.5.8"}
+GPUS = (("b200_sxm", "gb200"), ("h100_sxm",), ("h200_sxm",))
+FACTS = Path(__file__).resolve().parents[1] / "src" / "linkwise" / "engine" / "facts"
+
+
+class Collection:
+    """Rows, their runs, and what each is left out with."""
+
+    def __init__(self) -> None:
+        found = list(serving_rows.cases())
+        self.rows = [row for row, _ in found]
+        self.cases = [case for _, case in found]
+        self.truth = measured(self.cases)
+        self.engine = np.array([case.served.engine.name for case in self.cases])
+        self.model = np.array([case.group for case in self.cases])
+        self.gpu = np.array([row["gpu"] for row in self.rows])
+
+    @property
+    def number(self) -> int:
+        return len(self.cases)
+
+
+def figures(wanted: Floats, truth: Floats, low: Floats | None = None, high: Floats | None = None) -> str:
+    """Of logarithms: median error, 90th percentile, bias, and the share inside bounds of log(measured / predicted)."""
+    off = wanted - truth
+    off = off[np.isfinite(off)]
+    if not len(off):
+        return "-"
+    error = np.abs(np.expm1(off)) * 100
+    text = f"{np.median(error):5.1f} {np.quantile(error, 0.9):6.0f} {np.median(off) * 100:+6.1f}"
+    if low is None or high is None:
+        return text
+    inside = (truth - wanted >= low) & (truth - wanted <= high)
+    return f"{text} {100 * inside.mean():4.0f}"
+
+
+def print_slices(what: Collection, found: Floats, low: Floats, high: Floats) -> None:
+    n = what.number
+    print(f"{'':50} rows   TPOT: median p90 bias inside     TTFT: median p90 bias inside   (%)")
+    keys = [(what.engine[i], what.gpu[i], what.model[i]) for i in range(n)]
+    whole = [("all", "", "")] + [(e, "", "") for e in sorted(set(what.engine))]
+    for key in whole + sorted(set(keys)):
+        mine = np.array(
+            [key[0] == "all" or all(not k or k == o for k, o in zip(key, other, strict=True)) for other in keys]
+        )
+        line = [
+            figures(found[part][mine], what.truth[part][mine], low[part][mine], high[part][mine])
+            for part in (slice(0, n), slice(n, 2 * n))
+        ]
+        print(f"{' '.join(x for x in key if x):50} {mine.sum():4}   {line[0]}       {line[1]}")
+
+
+def shipped_predictions(what: Collection) -> tuple[Floats, Floats, Floats]:
+    """What the shipped constants say of every row, simulated exactly, with their intervals."""
+    n = what.number
+    found, low, high = np.zeros(2 * n), np.zeros(2 * n), np.zeros(2 * n)
+    for i, case in enumerate(what.cases):
+        steps = run_of(case, coarse=False)
+        found[i], found[n + i] = np.log(steps.tpot_s), np.log(steps.ttft_s)
+        calibration = case.served.engine.calibration
+        if calibration is not None:
+            s = calibration.spreads
+            low[i], high[i], low[n + i], high[n + i] = s.tpot.low, s.tpot.high, s.ttft.low, s.ttft.high
+    return found, low, high
+
+
+def roofline_predictions(what: Collection) -> Floats:
+    """The same without any calibration: the cluster's roofline."""
+    n = what.number
+    found = np.zeros(2 * n)
+    for i, case in enumerate(what.cases):
+        plain = case._replace(served=case.served._replace(engine=case.served.engine.calibrated(None)))
+        steps = run_of(plain)
+        found[i], found[n + i] = np.log(steps.tpot_s), np.log(steps.ttft_s)
+    return found
+
+
+def left_out(what: Collection, whole: Fitted, by: npt.NDArray[np.str_], parts: Sequence[Sequence[str]]) -> Floats:
+    """Predictions of each part by constants fitted to all others; both with the events of their own constants."""
+    n = what.number
+    found = np.full(2 * n, np.nan)
+    for part in parts:
+        out = np.isin(by, part)
+        train = [case for case, o in zip(what.cases, out, strict=True) if not o]
+        test = [case for case, o in zip(what.cases, out, strict=True) if o]
+        fitted = fit(train, whole.space, rounds=2, start=whole.at)
+        steps = simulated(test, whole.space, fitted.at)
+        values = predicted(grouped(test, steps, whole.space), whole.space, fitted.at, len(test))
+        places = np.flatnonzero(out)
+        found[places], found[n + places] = values[: len(test)], values[len(test) :]
+        print(f"  left out {' '.join(part):30} {out.sum():4}   {figures(found[places], what.truth[places])}"
+              f"     {figures(found[n + places], what.truth[n + places])}", flush=True)  # fmt: skip
+    return found
+
+
+def coverage(what: Collection, found: Floats, by: npt.NDArray[np.str_], parts: Sequence[Sequence[str]]) -> str:
+    """Share of each part inside the intervals that the other parts' residuals make."""
+    n = what.number
+    inside = np.zeros(2 * n)
+    for part in parts:
+        out = np.isin(by, part)
+        for first in (0, n):
+            rest = np.concatenate((~out, ~out))
+            rest[n - first : 2 * n - first] = False
+            s = spread_of((what.truth - found)[rest])
+            off = (what.truth - found)[first : first + n][out]
+            inside[first : first + n][out] = (off >= s.low) & (off <= s.high)
+    return (
+        f"inside the others' 80 % interval: TPOT {100 * inside[:n].mean():.0f} %, TTFT {100 * inside[n:].mean():.0f} %"
+    )
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--fit", action="store_true")
+    asked.add_argument("--write", action="store_true")
+    asked.add_argument("--quick", action="store_true", help="the shipped constants in sample only")
+    options = asked.parse_args()
+    began = time.monotonic()
+    what = Collection()
+    n = what.number
+    print(f"{n} rows, {len(set(what.model))} models, {len(set(what.gpu))} GPUs")
+    if not options.fit:
+        found, low, high = shipped_predictions(what)
+        print("\nshipped constants, in sample")
+        print_slices(what, found, low, high)
+        plain = roofline_predictions(what)
+        print(f"\n{'roofline of the datasheets, uncalibrated':50} {n:4}   {figures(plain[:n], what.truth[:n])}"
+              f"            {figures(plain[n:], what.truth[n:])}")  # fmt: skip
+        if options.quick:
+            return
+    space = pooled(sorted(set(what.engine)), SINCE)
+    whole = fit(what.cases, space)
+    steps = simulated(what.cases, space, whole.at)
+    inside = predicted(grouped(what.cases, steps, space), space, whole.at, n)
+    print(f"\nfitted: {figures(inside[:n], what.truth[:n])}     {figures(inside[n:], what.truth[n:])}")
+    models = [[name] for name in sorted(set(what.model))]
+    print("\nwhole models left out")
+    by_model = left_out(what, whole, what.model, models)
+    print(f"all: {figures(by_model[:n], what.truth[:n])}     {figures(by_model[n:], what.truth[n:])}")
+    print(coverage(what, by_model, what.model, models))
+    print("\nwhole GPUs left out")
+    by_gpu = left_out(what, whole, what.gpu, GPUS)
+    print(f"all: {figures(by_gpu[:n], what.truth[:n])}     {figures(by_gpu[n:], what.truth[n:])}")
+    print(coverage(what, by_gpu, what.gpu, GPUS))
+    if options.fit:
+        show(whole)
+    if options.write:
+        write(what, whole, inside, by_model)
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+def show(whole: Fitted) -> None:
+    print(f"\n{'':28}" + "".join(f"{engine:>20}" for engine in whole.space.engines))
+    for place, name in enumerate(NAMES):
+        values = [(getattr(whole.constants(e, newer=False), name), whole.errors[e][place]) for e in whole.space.engines]
+        print(f"{name:28}" + "".join(f"{value:12.4g} ({error:.2f})" for value, error in values))
+    for engine in whole.space.engines:
+        print(f"{engine} from {SINCE[engine]} on: overheads x {whole.space.factor(whole.at, engine):.3g}")
+
+
+def write(what: Collection, whole: Fitted, inside: Floats, by_model: Floats) -> None:
+    """The files that are shipped. Spreads: of the engine's own rows, and of all rows whose model was left out."""
+    n = what.number
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    near, far = what.truth - inside, what.truth - by_model
+    tpot_far, ttft_far = spread_of(far[:n]), spread_of(far[n:])
+    for engine in whole.space.engines:
+        mine = what.engine == engine
+        spreads = Spreads(
+            tpot=spread_of(near[:n][mine]), ttft=spread_of(near[n:][mine]), tpot_outside=tpot_far,
+            ttft_outside=ttft_far,
+        )  # fmt: skip
+        cases: list[Case] = [case for case, m in zip(what.cases, mine, strict=True) if m]
+        made = calibration_of(
+            whole, engine, cases, spreads, label=f"{engine} on published points, {today}", made=today,
+            source="published serving points (closed loops, mean TTFT and TPOT); all engines fitted together, see"
+            " docs/calibrate.md", notes=(),
+        )  # fmt: skip
+        (FACTS / f"step_{engine}.yaml").write_text(step_calibrations.dump(made), encoding="utf-8")
+        print(f"written step_{engine}.yaml")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""How far a predicted time can be trusted: inside what its constants were fitted on, or extrapolated and why."""
+
+import math
+
+from linkwise.cluster.types import Cluster
+from linkwise.core.schema import Frozen
+from linkwise.engine.base import Engine
+from linkwise.engine.step_constants import Spread, StepCalibration
+from linkwise.engine.versions import version_key
+from linkwise.model.types import Model
+from linkwise.workload.types import Workload
+
+
+class Interval(Frozen, frozen=True, kw_only=True):
+    """An 80 % interval of a predicted time, seconds: one of ten measurements lies below, one above."""
+
+    low_s: float
+    high_s: float
+
+
+class Trust(Frozen, frozen=True, kw_only=True):
+    """Intervals of the mean TPOT and TTFT. extrapolated: what is outside the range the constants were fitted on, each
+    in words; empty inside it. None of both: the constants are a roofline's, which nobody compared with this engine."""
+
+    tpot: Interval | None
+    ttft: Interval | None
+    extrapolated: tuple[str, ...] = ()
+
+
+def quantisation_of(model: Model) -> str:
+    """The kind of weights a range speaks of."""
+    text = model.quantization.lower()
+    if text.startswith("fp8 ") and "x" in text:
+        return "fp8 block"
+    for kind in ("mxfp8", "mxfp4", "nvfp4", "fp8", "int4", "int8"):
+        if kind in text or text == {"nvfp4": "float4_e2m1"}.get(kind):
+            return kind
+    return "none" if text in {"none", "bfloat16", "float16", "float32"} else text.split(" ")[0]
+
+
+def outside(
+    calibration: StepCalibration,
+    model: Model,
+    cluster: Cluster,
+    engine: Engine,
+    workload: Workload,
+    users: float | None,
+) -> tuple[str, ...]:
+    """What of a case is outside the range the constants were fitted on, in words. users: at once on a replica."""
+    known = calibration.range
+    found = []
+    for name, value, these in (
+        ("models", model.family, known.models), ("a GPU", cluster.accelerator.name, known.gpus),
+        ("weights", quantisation_of(model), known.quantisations),
+    ):  # fmt: skip
+        if value not in these:
+            found.append(f"{name} {value}: fitted on {', '.join(these)}".replace("models", "a model of family"))
+    if known.versions:
+        low, high = (version_key(version) for version in (known.versions[0], known.versions[-1]))
+        if not low[:2] <= version_key(engine.version)[:2] <= high[:2]:
+            found.append(f"{engine.name} {engine.version}: fitted on {known.versions[0]} to {known.versions[-1]}")
+    for name, number, (least, most) in (
+        ("prompts", workload.isl_tokens, known.isl), ("answers", workload.osl_tokens, known.osl),
+        ("users", users, known.concurrency),
+    ):  # fmt: skip
+        if number is not None and not least <= number <= most:
+            unit = "at once on a replica" if name == "users" else "tokens"
+            found.append(f"{name} of {number:,.0f} {unit}: fitted on {least:,.0f} to {most:,.0f}")
+    return tuple(found)
+
+
+def trust(
+    tpot_s: float, ttft_s: float, model: Model, cluster: Cluster, engine: Engine, workload: Workload,
+    users: float | None = None,
+) -> Trust:  # fmt: skip
+    """Intervals of predicted means. They are wider outside the range of the constants."""
+    calibration = engine.calibration
+    if calibration is None:
+        return Trust(tpot=None, ttft=None)
+    why = outside(calibration, model, cluster, engine, workload, users)
+    spreads = calibration.spreads
+    tpot, ttft = (spreads.tpot_outside, spreads.ttft_outside) if why else (spreads.tpot, spreads.ttft)
+    return Trust(tpot=around(tpot_s, tpot), ttft=around(ttft_s, ttft), extrapolated=why)
+
+
+def around(seconds: float, spread: Spread) -> Interval:
+    """The interval a spread makes of a predicted time."""
+    return Interval(low_s=seconds * math.exp(spread.low), high_s=seconds * math.exp(spread.high))

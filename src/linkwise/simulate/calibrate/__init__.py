@@ -1,0 +1,1 @@
+"""From results of serving to the constants of an engine's step."""

@@ -1,0 +1,252 @@
+"""Constants of a step fitted to measured runs: simulate, step towards what was measured, simulate again.
+
+Minimised is a robust sum of log(predicted / measured) and what is known before (priors.py): pseudo-Huber, linear beyond
+some 6 % of TPOT and 15 % of TTFT, since rows with unsaid settings are among any results. Constants are logarithms:
+common to all engines, and a difference of each engine.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from linkwise.core.errors import InputError
+from linkwise.engine.step_constants import OVERHEADS, StepConstants
+from linkwise.engine.versions import version_key
+from linkwise.simulate.calibrate.case import Case
+from linkwise.simulate.calibrate.priors import FIXED, PRIORS, TPOT_SIGMA, TTFT_SIGMA, VERSION_SPREAD
+from linkwise.simulate.calibrate.steps import Steps, run_of
+from linkwise.simulate.calibrate.work import Runs, means, together, unpacks, work_of_steps
+from linkwise.simulate.tables import Floats
+
+NAMES = tuple(PRIORS)
+_STEP = 1e-4  # of a logarithm, for derivatives
+_LONGEST = 1.0  # a move of a logarithm in one step
+
+
+class Space(NamedTuple):
+    """The parameters of a fit: their prior, and which engines have constants of their own.
+
+    Parameters are the constants common to all, then each engine's differences, then each engine's version factor.
+    since: of an engine, the version from which on its factor holds. factors: fixed ones where they are not fitted.
+    """
+
+    engines: tuple[str, ...]
+    since: dict[str, str]
+    centre: Floats
+    spread: Floats
+    factors: dict[str, float] = {}
+
+    @property
+    def own(self) -> bool:
+        return len(self.centre) > len(NAMES)
+
+    def logs(self, at: Floats, engine: str) -> Floats:
+        """Logarithms of an engine's constants."""
+        k = len(NAMES)
+        if not self.own:
+            return at[:k]
+        first = k * (1 + self.engines.index(engine))
+        found: Floats = at[:k] + at[first : first + k]
+        return found
+
+    def factor(self, at: Floats, engine: str) -> float:
+        """What overheads of newer versions are times of older ones'."""
+        if not self.own:
+            return self.factors.get(engine, 1.0)
+        return float(np.exp(at[len(NAMES) * (1 + len(self.engines)) + self.engines.index(engine)]))
+
+
+def pooled(engines: Sequence[str], since: dict[str, str]) -> Space:
+    """Every engine's constants at once, from the priors alone."""
+    names = tuple(sorted(set(engines)))
+    centre = np.log([PRIORS[n].centre for n in NAMES])
+    spread = np.array([PRIORS[n].spread for n in NAMES])
+    own = np.array([PRIORS[n].own for n in NAMES])
+    more = len(names) * len(NAMES) + len(names)
+    return Space(
+        names, since, np.concatenate((centre, np.zeros(more))),
+        np.concatenate((spread, np.tile(own, len(names)), np.full(len(names), VERSION_SPREAD))),
+    )  # fmt: skip
+
+
+class Group(NamedTuple):
+    """Runs of one engine that are evaluated at once. newer: of the versions its factor holds for."""
+
+    engine: str
+    newer: bool
+    runs: Runs
+
+
+class Fitted(NamedTuple):
+    """at: the parameters. errors: standard errors of the logarithms of each engine's constants, and of its factor."""
+
+    space: Space
+    at: Floats
+    errors: dict[str, Floats]
+
+    def constants(self, engine: str, *, newer: bool) -> StepConstants:
+        return constants(self.space, self.at, engine, newer=newer)
+
+
+def constants(space: Space, at: Floats, engine: str, *, newer: bool) -> StepConstants:
+    """An engine's constants at some parameters."""
+    values = dict(zip(NAMES, map(float, np.exp(space.logs(at, engine))), strict=True))
+    if newer:
+        factor = space.factor(at, engine)
+        for name in OVERHEADS:
+            values[name] *= factor
+    return replace(StepConstants(), **values, **FIXED)
+
+
+def is_newer(space: Space, case: Case) -> bool:
+    """Whether a run is of a version the engine's factor holds for."""
+    since = space.since.get(case.served.engine.name)
+    return since is not None and version_key(case.served.engine.version) >= version_key(since)
+
+
+def simulated(
+    cases: Sequence[Case], space: Space, at: Floats, told: Callable[[int], None] | None = None
+) -> list[Steps]:
+    """Every run with the constants at some parameters."""
+    found = []
+    for number, case in enumerate(cases):
+        engine = case.served.engine
+        values = constants(space, at, engine.name, newer=is_newer(space, case))
+        found.append(run_of(case._replace(served=case.served._replace(engine=engine.with_constants(values)))))
+        if told is not None:
+            told(number + 1)
+    return found
+
+
+def grouped(cases: Sequence[Case], steps: Sequence[Steps], space: Space) -> list[Group]:
+    """Runs by what they are evaluated with."""
+    found: dict[tuple[str, bool, bool], list[int]] = {}
+    works = [work_of_steps(case, one) for case, one in zip(cases, steps, strict=True)]
+    for number, case in enumerate(cases):
+        key = case.served.engine.name, is_newer(space, case), unpacks(works[number])
+        found.setdefault(key, []).append(number)
+    return [
+        Group(engine, newer, together([(i, steps[i], works[i]) for i in members]))
+        for (engine, newer, _), members in found.items()
+    ]
+
+
+def predicted(groups: Sequence[Group], space: Space, at: Floats, number: int) -> Floats:
+    """log of mean TPOT of every run, then of mean TTFT."""
+    found = np.full(2 * number, np.nan)
+    for group in groups:
+        tpot, ttft = means(group.runs, constants(space, at, group.engine, newer=group.newer))
+        found[group.runs.cases] = np.log(tpot)
+        found[number + group.runs.cases] = np.log(ttft)
+    return found
+
+
+def measured(cases: Sequence[Case]) -> Floats:
+    """log of measured mean TPOT of every run, then of mean TTFT; NaN where it was not measured."""
+    found: Floats = np.log(np.array([c.tpot_s for c in cases] + [c.ttft_s for c in cases]))
+    return found
+
+
+def descend(
+    groups: Sequence[Group], truth: Floats, space: Space, at: Floats, *, most: int = 12
+) -> tuple[Floats, Floats]:
+    """Gauss-Newton with damping from `at`: (parameters, curvature there). The order of events is held."""
+    number = len(truth) // 2
+    known = np.isfinite(truth)
+    if not known.any():
+        raise InputError("no measured time", where="calibrate", expected="TPOT or TTFT of some run")
+    sigma = np.concatenate((np.full(number, TPOT_SIGMA), np.full(number, TTFT_SIGMA)))[known]
+
+    def off(x: Floats) -> Floats:
+        found: Floats = (predicted(groups, space, x, number) - truth)[known]
+        return found
+
+    def cost(off_by: Floats, x: Floats) -> float:
+        z = off_by / sigma
+        return float(2 * (np.sqrt(1 + z * z / 2) - 1).sum() + 0.5 * (((x - space.centre) / space.spread) ** 2).sum())
+
+    now = off(at)
+    best, damping = cost(now, at), 1e-2
+    curvature = np.eye(len(at))
+    for _ in range(most):
+        slope = _slopes(groups, space, at, number)[known]
+        weight = 1 / np.sqrt(1 + (now / sigma) ** 2 / 2) / sigma**2
+        curvature = slope.T @ (slope * weight[:, None]) + np.diag(1 / space.spread**2)
+        pull = slope.T @ (weight * now) + (at - space.centre) / space.spread**2
+        for _ in range(8):
+            damped = curvature + damping * np.diag(np.diag(curvature))
+            move = np.clip(-np.linalg.solve(damped, pull), -_LONGEST, _LONGEST)
+            there = off(at + move)
+            reached = cost(there, at + move)
+            if reached < best:
+                break
+            damping *= 5
+        else:
+            break
+        gained, at, now, best, damping = best - reached, at + move, there, reached, damping / 5
+        if gained < 1e-3 * max(1.0, best):
+            break
+    return at, curvature
+
+
+def _slopes(groups: Sequence[Group], space: Space, at: Floats, number: int) -> Floats:
+    """Derivatives of `predicted` by every parameter."""
+    found = np.zeros((2 * number, len(at)))
+    k = len(NAMES)
+    for group in groups:
+        rows = np.concatenate((group.runs.cases, number + group.runs.cases))
+        base = np.log(np.concatenate(means(group.runs, constants(space, at, group.engine, newer=group.newer))))
+
+        def slope(
+            place: int, group: Group = group, base: Floats = base
+        ) -> Floats:  # fmt: skip
+            there = at.copy()
+            there[place] += _STEP
+            values = constants(space, there, group.engine, newer=group.newer)
+            return (np.log(np.concatenate(means(group.runs, values))) - base) / _STEP
+
+        for place in range(k):
+            found[rows, place] = slope(place)
+        if space.own:
+            first = k * (1 + space.engines.index(group.engine))
+            found[rows, first : first + k] = found[rows, :k]
+            if group.newer:
+                last = k * (1 + len(space.engines)) + space.engines.index(group.engine)
+                found[rows, last] = slope(last)
+    return found
+
+
+def errors(space: Space, curvature: Floats) -> dict[str, Floats]:
+    """Standard errors of the logarithms of each engine's constants, its factor last."""
+    covariance, k = np.linalg.inv(curvature), len(NAMES)
+    if not space.own:
+        return {name: np.append(np.sqrt(np.diag(covariance)[:k]), 0.0) for name in space.engines}
+    found = {}
+    for number, name in enumerate(space.engines):
+        first, last = k * (1 + number), k * (1 + len(space.engines)) + number
+        pick = np.zeros((k + 1, len(curvature)))
+        pick[np.arange(k), np.arange(k)] = 1
+        pick[np.arange(k), first + np.arange(k)] = 1
+        pick[k, last] = 1
+        found[name] = np.sqrt(np.einsum("ij,jk,ik->i", pick, covariance, pick))
+    return found
+
+
+def fit(
+    cases: Sequence[Case], space: Space, *, rounds: int = 4, start: Floats | None = None,
+    told: Callable[[int, int], None] | None = None,
+) -> Fitted:  # fmt: skip
+    """The constants that explain the runs best. told: (round, runs simulated in it) as it goes."""
+    at = space.centre.copy() if start is None else start
+    truth = measured(cases)
+    curvature = np.eye(len(at))
+    for turn in range(rounds):
+        steps = simulated(cases, space, at, None if told is None else partial(told, turn))
+        before = at
+        at, curvature = descend(grouped(cases, steps, space), truth, space, at)
+        if float(np.abs(at - before).max()) < 0.01:
+            break
+    return Fitted(space, at, errors(space, curvature))

@@ -1,0 +1,83 @@
+"""A calibration from a fit: values with errors, the range they were fitted on, how far measurements spread."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from linkwise.engine.step_constants import (
+    Constant,
+    Range,
+    Spread,
+    Spreads,
+    StepCalibration,
+    Version,
+)
+from linkwise.engine.versions import version_key
+from linkwise.plan.interval import quantisation_of
+from linkwise.simulate.calibrate.case import Case
+from linkwise.simulate.calibrate.fit import NAMES, Fitted
+from linkwise.simulate.calibrate.priors import FIXED, unit_of
+from linkwise.simulate.tables import Floats
+
+SET = "set, not fitted: the norm in which reading and computing add up; reading a cache and attending to it add up"
+_FEW = 20  # rows below which percentiles of their own residuals mean little
+_DIGITS = 4
+
+
+def calibration_of(
+    fitted: Fitted, engine: str, cases: Sequence[Case], spreads: Spreads, *, label: str, made: str, source: str,
+    notes: tuple[str, ...] = (),
+) -> StepCalibration:  # fmt: skip
+    """An engine's constants as a file has them. cases: its own among those fitted."""
+    errors = fitted.errors[engine]
+    older = fitted.constants(engine, newer=False)
+    why = f"fitted to {len(cases)} rows"
+    constants = {
+        name: Constant(
+            value=_rounded(getattr(older, name)),
+            unit=unit_of(name),
+            source=why,
+            error=_rounded(float(errors[place]), 2),
+        )
+        for place, name in enumerate(NAMES)
+    }
+    constants |= {name: Constant(value=value, unit=unit_of(name), source=SET) for name, value in FIXED.items()}
+    since = fitted.space.since.get(engine)
+    versions = () if since is None else (
+        Version(since=since, overheads=_rounded(fitted.space.factor(fitted.at, engine)), source=why,
+                error=_rounded(float(errors[-1]), 2)),
+    )  # fmt: skip
+    return StepCalibration(
+        engine=engine, label=label, made=made, source=source, constants=constants, range=range_of(cases),
+        spreads=spreads, versions=versions, notes=notes,
+    )  # fmt: skip
+
+
+def range_of(cases: Sequence[Case]) -> Range:
+    """What some runs cover."""
+    versions = sorted({c.served.engine.version for c in cases}, key=version_key)
+
+    def ends(values: list[float]) -> tuple[float, float]:
+        return min(values), max(values)
+
+    return Range(
+        models=tuple(sorted({c.served.model.family for c in cases})),
+        gpus=tuple(sorted({c.served.cluster.accelerator.name for c in cases})),
+        quantisations=tuple(sorted({quantisation_of(c.served.model) for c in cases})),
+        versions=tuple(versions) if len(versions) < 3 else (versions[0], versions[-1]),
+        isl=ends([c.isl for c in cases]), osl=ends([c.osl for c in cases]),
+        concurrency=ends([c.users or 0.0 for c in cases]), rows=len(cases),
+    )  # fmt: skip
+
+
+def spread_of(logs: Floats, otherwise: Spread | None = None) -> Spread:
+    """The 10th and 90th percentile of log(measured / predicted). otherwise: where there are too few."""
+    known = logs[np.isfinite(logs)]
+    if len(known) < _FEW and otherwise is not None:
+        return otherwise
+    low, high = np.quantile(known, (0.1, 0.9)) if len(known) else (-0.7, 0.7)
+    return Spread(low=_rounded(float(low)), high=_rounded(float(high)))
+
+
+def _rounded(value: float, digits: int = _DIGITS) -> float:
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,123 @@
+"""The steps of a simulated run by what they hold, each kind with its weight in the mean TPOT and TTFT.
+
+A request's TPOT is the time of the steps it decodes in over its tokens, its TTFT the time of those from its arrival to
+its first token. So both means are sums over steps of weight x duration, and their derivative by a constant is the same
+sum over the derivative of a step's duration, as long as the order of events stays; the fit simulates again after every
+move (fit.py).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from linkwise.core.errors import InputError
+from linkwise.simulate.calibrate.case import Case
+from linkwise.simulate.of_plan import rules_for, tables_for
+from linkwise.simulate.rules import Pool, Rules, Run
+from linkwise.simulate.run import simulate
+from linkwise.simulate.state import DONE, Array
+from linkwise.simulate.tables import Floats
+
+MOST_STEPS = 3_000_000
+_PROMPT_BIN, _CONTEXT_BIN = 192, 1024  # tokens: steps alike within these are one kind
+
+
+class Steps(NamedTuple):
+    """Kinds of step of one run: rows that drew, prompts, their new tokens, tokens cached before those, cached tokens of
+    the rows (sums over the lane that took longest), tokens of all lanes; weights in mean TPOT and TTFT.
+
+    front: mean times of the thread that takes requests in: (1, requests it took in before and with one, their tokens).
+    rest_s: of TTFT that no step explains. tpot_s, ttft_s: as simulated.
+    """
+
+    rows: Floats
+    prompts: Floats
+    fresh: Floats
+    behind: Floats
+    cached: Floats
+    everyone: Floats
+    tpot_weight: Floats
+    ttft_weight: Floats
+    front: tuple[float, float, float]
+    rest_s: float
+    tpot_s: float
+    ttft_s: float
+
+
+def rules_of(case: Case) -> Rules:
+    """How its engine batched."""
+    return replace(rules_for(case.served)[0], poll=case.poll, hold=case.hold, prefix_cache=False)
+
+
+def run_of(case: Case, *, coarse: bool = True) -> Steps:
+    """Simulate a run with the constants its engine has."""
+    rules, load = rules_of(case), case.load
+    if rules.slots > 1:
+        raise InputError("several batches in flight", where=case.name, expected="pp 1: steps that follow each other")
+    pool = Pool(rules, tables_for(case.served, rules, load, coarse=coarse))
+    most = min(MOST_STEPS, int(load.output_tokens.sum()) + 64 * load.number + 1000)
+    found = simulate([pool], load, Run(users=case.users, steps_kept=most))
+    every = found.requests[found.requests["status"] == DONE]
+    if not len(every):
+        raise InputError("no request was served", where=case.name, expected="a run that ends")
+    return _weighed(found.steps, every, rules, max(1, case.users))
+
+
+def _weighed(log: Array, every: Array, rules: Rules, users: int) -> Steps:
+    starts, ends = log["start"], log["end"]
+    last = np.searchsorted(ends, every["end"], "right")
+    first = np.searchsorted(ends, every["first"], "right")
+    several = every["output"] > 1
+    tpot = np.zeros(len(log) + 1)
+    each = 1.0 / (every["output"][several] - 1) / max(1, int(several.sum()))
+    np.add.at(tpot, first[several], each)
+    np.add.at(tpot, last[several], -each)
+    # From the step under way when a request was taken in, a part of it, to the one that gave its first token.
+    number = len(every)
+    came = np.searchsorted(ends, every["entered"], "right")
+    inside = np.minimum(came, len(log) - 1)
+    late = np.clip(every["entered"] - starts[inside], 0, None) / np.maximum(ends[inside] - starts[inside], 1e-12)
+    ttft = np.zeros(len(log) + 1)
+    np.add.at(ttft, came, 1.0 / number)
+    np.add.at(ttft, first, -1.0 / number)
+    tpot_weight, ttft_weight = np.cumsum(tpot)[:-1], np.cumsum(ttft)[:-1]
+    np.subtract.at(ttft_weight, inside, np.minimum(late, 1.0) / number)
+    return _kinds(log, tpot_weight, ttft_weight, every, rules, users)
+
+
+def _kinds(
+    log: Array, tpot_weight: Floats, ttft_weight: Floats, every: Array, rules: Rules, users: int
+) -> Steps:  # fmt: skip
+    rows, fresh, prompts = log["drew"], log["fresh"], log["prompts"]
+    wide = max(1.0, users / 32)
+    near = np.where(rows <= 32, rows, np.round(rows / wide) * wide).astype(np.int64)
+    mean = (log["cached"] / np.maximum(rows, 1) / _CONTEXT_BIN).astype(np.int64)
+    key = ((near * 4096 + -(-fresh // _PROMPT_BIN)) * 1024 + np.minimum(mean, 1023)) * 64 + np.minimum(prompts, 63)
+    _, kind = np.unique(key, return_inverse=True)
+    total = max(float(ttft_weight.sum()), 1e-12)
+    weight = tpot_weight + ttft_weight * (float(tpot_weight.sum()) / total) + 1e-15
+    whole = np.bincount(kind, weight)
+
+    def average(values: Array) -> Floats:
+        found: Floats = np.bincount(kind, weight * values) / whole
+        return found
+
+    def summed(values: Array) -> Floats:
+        found: Floats = np.asarray(np.bincount(kind, values), dtype=float)
+        return found
+
+    everyone = log["rows"] * rules.verify + log["prefill"]
+    seconds = log["end"] - log["start"]
+    tpot_s, in_steps = float(tpot_weight @ seconds), float(ttft_weight @ seconds)
+    ttft_s = float(np.mean(every["first"] - every["arrival"]))
+    waited = every["entered"] - every["arrival"] - rules.front_s
+    each = rules.front_each_s + rules.front_prompt_s * every["input"]
+    ahead = np.where(each > 0, waited / np.maximum(each, 1e-12), 0.0)
+    front = (1.0, float(ahead.mean()), float((ahead * every["input"]).mean()))
+    explained = in_steps + float(np.mean(every["entered"] - every["arrival"]))
+    return Steps(
+        average(rows), average(prompts), average(fresh), average(log["behind"] - fresh), average(log["cached"]),
+        average(everyone), summed(tpot_weight), summed(ttft_weight), front,
+        ttft_s - explained, tpot_s, ttft_s,
+    )  # fmt: skip
