@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from linkwise import answers
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes
@@ -13,7 +15,6 @@ from linkwise.report.page.types import Page
 from linkwise.trace.gather import Evidence
 
 _MAX_BYTES = 64 * 2**20
-_HEAD = 4096  # our files say what they are in their first field
 
 
 def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
@@ -21,7 +22,7 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
 
     Raises InputError for what is no plan, for two handoffs or findings, and for paths that do not exist.
     """
-    from linkwise.api import _plan_of
+    from linkwise.api import _explain_handoff, _plan_of
     from linkwise.api_diagnose import collect
     from linkwise.report.page.data import page_data
 
@@ -31,11 +32,13 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
     for path in map(Path, beside):
         kind = _schema(path)
         {HANDOFF_SCHEMA: handoffs, FINDINGS_SCHEMA: findings}.get(kind, evidence).append(path)
-    handoff = answers.load(one) if (one := _one(handoffs, "handoff")) else None
+    loaded = answers.load(one) if (one := _one(handoffs, "handoff")) else None
+    handoff = loaded if isinstance(loaded, answers.Handoff) else None
     found: Evidence | None = collect(tuple(evidence)) if evidence else None
     return page_data(
         _plan_of(plan),
-        handoff=handoff if isinstance(handoff, answers.Handoff) else None,
+        handoff=handoff,
+        handoff_chains={path: _explain_handoff(handoff, path).chain for path in handoff.figures} if handoff else None,
         findings=_findings(one) if (one := _one(findings, "diagnosis")) else None,
         evidence=found,
     )
@@ -52,15 +55,18 @@ def _findings(path: Path) -> Findings:
     return decode_json(read_bytes(path, max_bytes=_MAX_BYTES), Findings, where=str(path))
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """What says which kind of file it is."""
+
+    schema: str = ""
+
+
 def _schema(path: Path) -> str:
-    """The schema a file of ours begins with; "" of anything else, a folder among it."""
-    if not path.is_file():
+    """The schema a JSON file of ours names; "" of anything else, a folder or a trace of many lines among it."""
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return ""
-    with open(path, "rb") as file:
-        head = file.read(_HEAD).lstrip()
-    if not head.startswith(b"{"):
+    text = read_bytes(path, max_bytes=_MAX_BYTES)
+    try:
+        return msgspec.json.decode(text, type=_Head).schema
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
-    name, _, rest = head[1:].lstrip().partition(b":")
-    if name.strip() != b'"schema"':
-        return ""
-    return rest.lstrip().partition(b",")[0].strip().strip(b'"}').strip().decode("ascii", "replace")

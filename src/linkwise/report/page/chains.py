@@ -1,5 +1,7 @@
 """The chains of all figures in one book, so that what they share is written once."""
 
+from collections.abc import Mapping
+
 from linkwise.core.chain import Chain, Step, chain_of, show
 from linkwise.core.quantity import Num, Quantity, value_of
 from linkwise.plan.explain import subject
@@ -28,7 +30,8 @@ class Writer:
     def _step(self, step: Step) -> int:
         # As `str(chain)` prints it: the numbers only where they say something new.
         numbers = "" if step.numbers in {step.formula, show(step.value)} else step.numbers
-        row = (*map(self._word, (step.name, step.formula, step.source, step.note)), str(step), numbers)
+        word = self._word
+        row = (word(step.name), word(step.formula), word(step.source), word(step.note), str(step), numbers)
         return self._steps.setdefault(row, len(self._steps))
 
     def _word(self, word: str) -> int:
@@ -41,6 +44,16 @@ def book_figures(plan: Plan, batches: tuple[int, ...], writer: Writer) -> tuple[
     columns: list[dict[str, Num]] = [figures(about._replace(batch=batch), Quantity.given) for batch in batches]
     paths = dict.fromkeys(path for column in columns for path in column)
     return tuple(_figure(path, [column[path] for column in columns if path in column], writer) for path in paths)
+
+
+def book_chains(prefix: str, chains: Mapping[str, Chain], writer: Writer) -> tuple[Figure, ...]:
+    """Figures of something else than the plan, which have no batch; their paths get a prefix."""
+    return tuple(
+        Figure(
+            path=prefix + path, unit=one.result.unit, values=(_plain(one.result.value),), chains=(writer.chain(one),)
+        )
+        for path, one in chains.items()
+    )
 
 
 def _figure(path: str, numbers: list[Num], writer: Writer) -> Figure:

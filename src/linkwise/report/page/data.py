@@ -1,16 +1,17 @@
 """The page's one value, computed by the functions that plan: nothing is counted here a second time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from linkwise._version import __version__
+from linkwise.core.chain import Chain
 from linkwise.diagnose.types import Findings
 from linkwise.plan import handoff_types
 from linkwise.plan.traffic import traffic
 from linkwise.plan.types import Plan
-from linkwise.report.page.chains import Writer, book_figures
+from linkwise.report.page import handoff as handoffs
+from linkwise.report.page.chains import Writer, book_chains, book_figures
 from linkwise.report.page.faults import faults
-from linkwise.report.page.handoff import handoff_load
 from linkwise.report.page.layouts import layouts
 from linkwise.report.page.memory import memory
 from linkwise.report.page.observed import compare
@@ -28,13 +29,14 @@ def page_data(
     plan: Plan,
     *,
     handoff: handoff_types.Handoff | None = None,
+    handoff_chains: Mapping[str, Chain] | None = None,
     evidence: Evidence | None = None,
     findings: Findings | None = None,
 ) -> Page:
     """Everything the page shows of a plan.
 
-    handoff: what moving KV takes, drawn where its links are the plan's cluster's. evidence: what ran, to hold against
-    the plan. findings: what a diagnosis says, to mark.
+    handoff: what moving KV takes on the plan's cluster; handoff_chains: of its figures. evidence: what ran, to hold
+    against the plan. findings: what a diagnosis says, to mark.
     """
     writer = Writer()
     batches = sizes(plan) if plan.cluster.size <= _MANY else sizes(plan, 6)
@@ -45,13 +47,12 @@ def page_data(
     times = tuple(map(step_time, moments))
     counted = [_counted(moment, time) for moment, time in zip(moments, times, strict=True)]
     marks = faults(findings, plan) if findings else ()
+    counted += [handoffs.counted(handoff, plan)] if handoff else []
     drawn = picture(plan, counted, marks, writer)
-    steps = STEPS
-    if handoff is not None:
-        drawn, steps = handoff_load(handoff, plan, drawn), (*STEPS, "handoff")
     figures = book_figures(plan, batches, writer)
+    others = book_chains("handoff.", handoff_chains or {}, writer)
     tried, left_out = layouts(plan)
-    decode = next(one.traffic for one in counted if one.step == "decode" and one.batch == batches[own])
+    decode = next(one.links for one in counted if one.step == "decode" and one.batch == batches[own])
     targets = plan.workload.targets
     return Page(
         version=__version__,
@@ -60,8 +61,8 @@ def page_data(
         calibration=plan.calibration,
         batches=batches,
         plan=own,
-        steps=steps,
-        figures=figures,
+        steps=(*STEPS, handoffs.STEP) if handoff else STEPS,
+        figures=figures + others,
         book=writer.book(),
         picture=drawn,
         times=times,
@@ -77,9 +78,9 @@ def page_data(
 
 def _counted(moment: At, time: StepTime) -> Counted:
     found = traffic(moment.plan, moment.step)
-    own = moment.plan.cluster.size <= CHAINED
+    explained = moment.plan if moment.plan.cluster.size <= CHAINED else None
     # Stages work on different microbatches, so the bytes of all of them cross in one turn of the busiest.
-    return Counted(moment.step, moment.batch, time.interval_s, found, moment.plan if own else None)
+    return Counted(moment.step, moment.batch, time.interval_s, found.links, found.busiest_by_time, explained)
 
 
 def _lead(plan: Plan) -> tuple[tuple[str, str], ...]:

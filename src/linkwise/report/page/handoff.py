@@ -1,36 +1,42 @@
-"""A handoff's bytes on the plan's picture: one request's KV on its way from prefill to decode ranks."""
+"""A handoff on the plan's picture: one request's KV on its way from prefill to decode ranks."""
 
-from msgspec.structs import replace
-
+from linkwise.cluster.links import links
 from linkwise.core.errors import InputError
+from linkwise.plan import handoff_types
 from linkwise.plan.handoff_types import Handoff
+from linkwise.plan.traffic_types import LinkLoad, Part
 from linkwise.plan.types import Plan
-from linkwise.report.page.types import Carried, Load, Picture
+from linkwise.report.page.picture import Counted
+
+STEP = "handoff"
 
 
-def handoff_load(found: Handoff, plan: Plan, drawn: Picture) -> Picture:
-    """The picture with the handoff as one more step. Raises InputError when it is of another model or cluster."""
-    names = {link.name for link in drawn.links}
+def counted(found: Handoff, plan: Plan) -> Counted:
+    """The handoff as one more step. Raises InputError when it is of another model or on another cluster."""
     if found.model != plan.model.name:
         raise InputError(f"a handoff of {found.model}", where="handoff", expected=f"one of {plan.model.name}")
-    used = {one.link for one in found.links}
-    if used and not used & names:
+    loads = tuple(map(_load, found.links))
+    known = {f"{link.src}>{link.dst}" for link in links(plan.cluster)}
+    other = next((one.name for one in loads if one.name not in known), None)
+    if other is not None:
         raise InputError(
-            "a handoff on other links than the plan's", where="handoff", expected=f"one on {plan.cluster.name}"
+            f"a handoff over {other}", where="handoff", expected=f"one on the plan's cluster, {plan.cluster.name}"
         )
-    places = {one.link: place for place, one in enumerate(found.links)}
-    carried = tuple(
-        Carried(like=one.link, bytes=one.wire_bytes, parts=(("kv.handoff", "handoff", one.wire_bytes),))
-        for one in found.links
+    busiest = max(loads, key=lambda one: one.busy_s, default=None)
+    # A request's bytes cross in the time between two requests.
+    return Counted(STEP, 1, 1 / found.rate_per_s, loads, busiest.name if busiest else "")
+
+
+def _load(one: handoff_types.LinkLoad) -> LinkLoad:
+    src, _, dst = one.link.partition("->")
+    return LinkLoad(
+        src=src,
+        dst=dst,
+        kind=one.kind,
+        tier="",
+        spec_Bps=one.spec_Bps,
+        effective_Bps=one.effective_Bps,
+        bytes=one.wire_bytes,
+        busy_s=one.seconds,
+        parts=(Part(role="kv.handoff", group=STEP, bytes=one.wire_bytes),),
     )
-    busiest = max(found.links, key=lambda one: one.utilization, default=None)
-    load = Load(
-        step="handoff",
-        batch=1,
-        over_s=1 / found.rate_per_s,  # a request's bytes cross in the time between two requests
-        carried=carried,
-        of=tuple(places.get(link.name, -1) for link in drawn.links),
-        busiest=busiest.link if busiest else "",
-        busiest_s=busiest.seconds if busiest else 0.0,
-    )
-    return replace(drawn, loads=(*drawn.loads, load))

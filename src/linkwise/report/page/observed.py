@@ -4,7 +4,7 @@ What was planned is computed anew for the batches that the trace says ran, from 
 size depends on cached context, which a trace does not tell, have no planned bytes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from linkwise.plan.figures import Subject
 from linkwise.plan.inventory import Stage, inventory, stages
 from linkwise.plan.step import stage_ops
 from linkwise.plan.time import op_seconds, place_of
-from linkwise.plan.traffic_types import Traffic
+from linkwise.plan.traffic_types import LinkLoad
 from linkwise.plan.types import Plan
 from linkwise.report.page.faults import device_of
 from linkwise.report.page.types import Comparison, Observed, ObservedLink
@@ -44,7 +44,7 @@ class _Sum(NamedTuple):
 Key = tuple[str, str]  # role, kind
 
 
-def compare(evidence: Evidence, plan: Plan, decode: Traffic) -> Comparison | None:
+def compare(evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad]) -> Comparison | None:
     """Planned against observed over all records; None without calls."""
     ranks = [rank for rank in evidence.trace.ranks if len(rank.calls)]
     if not ranks:
@@ -150,7 +150,9 @@ def _row(key: Key, plan: _Sum | None, seen: tuple[int, float, float | None] | No
     )
 
 
-def _links(evidence: Evidence, plan: Plan, decode: Traffic, planned: Mapping[Key, _Sum]) -> tuple[ObservedLink, ...]:
+def _links(
+    evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad], planned: Mapping[Key, _Sum]
+) -> tuple[ObservedLink, ...]:
     """Counters of NICs that a topology file names, against what the planned calls put on the NIC's links.
 
     Bytes on a link grow with S: those of one decode step, op by op, times the S that ran over the S of that step.
@@ -174,7 +176,7 @@ def _links(evidence: Evidence, plan: Plan, decode: Traffic, planned: Mapping[Key
         sent = fact.name in _SENT
         links = [
             link
-            for link in decode.links
+            for link in decode
             if (link.src if sent else link.dst) == vertex and ".slot" not in link.name and "d" not in link.name[:1]
         ]
         expected = sum(p.bytes * scale.get(p.role, 0.0) for link in links for p in link.parts)

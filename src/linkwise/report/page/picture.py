@@ -12,7 +12,7 @@ from linkwise.cluster.types import Cluster
 from linkwise.cluster.types import Link as ClusterLink
 from linkwise.plan.link_chain import PREFIX, explain_link
 from linkwise.plan.traffic import is_device
-from linkwise.plan.traffic_types import LinkLoad, Traffic
+from linkwise.plan.traffic_types import LinkLoad
 from linkwise.plan.types import Plan
 from linkwise.report.page.chains import Writer
 from linkwise.report.page.types import Carried, Fault, Link, Load, Node, Picture, Wire
@@ -23,13 +23,16 @@ _SWITCHES = ("rail", "leaf")
 
 
 class Counted(NamedTuple):
-    """The traffic of one step at one batch. over_s: what utilisation is the share of. plan: as it is at that batch, to
-    explain links by; None where they are explained elsewhere or not at all."""
+    """Links under one step at one batch. over_s: what utilisation is the share of. busiest: by time, `src>dst`.
+
+    plan: as it is at that batch, to explain links by; None where they are explained elsewhere or not at all.
+    """
 
     step: str
     batch: int
     over_s: float
-    traffic: Traffic
+    links: tuple[LinkLoad, ...]
+    busiest: str
     plan: Plan | None = None
 
 
@@ -37,7 +40,7 @@ def picture(plan: Plan, counted: Sequence[Counted], faults: Sequence[Fault], wri
     """The drawing of a plan's cluster under its steps."""
     cluster = plan.cluster
     wired = _Wired(cluster)
-    loads = [{link.name: link for link in one.traffic.links} for one in counted]
+    loads = [{link.name: link for link in one.links} for one in counted]
     alike = _alike(cluster, wired, loads, _marks(cluster, faults), _ranks(plan))
     drawn, hidden = alike[:DRAWN], alike[DRAWN:]
     links: dict[str, int] = {}
@@ -203,15 +206,14 @@ def _load(one: Counted, load: Mapping[str, LinkLoad], names: Sequence[str], writ
             places[key] = len(carried)
             carried.append(_carried(one, link, writer))
         of.append(places[key])
-    busiest = one.traffic.busiest_by_time
     return Load(
         step=one.step,
         batch=one.batch,
         over_s=one.over_s,
         carried=tuple(carried),
         of=tuple(of),
-        busiest=busiest,
-        busiest_s=load[busiest].busy_s if busiest else 0.0,
+        busiest=one.busiest,
+        busiest_s=load[one.busiest].busy_s if one.busiest else 0.0,
     )
 
 
@@ -220,4 +222,4 @@ def _carried(one: Counted, link: LinkLoad, writer: Writer) -> Carried:
     if one.plan is not None:
         chain = writer.chain(explain_link(one.plan, f"{PREFIX}{one.step}:{link.name}").chain)
     parts = tuple((p.role, p.group, p.bytes) for p in link.parts)
-    return Carried(like=link.name, bytes=link.bytes, parts=parts, chain=chain)
+    return Carried(like=link.name, bytes=link.bytes, busy_s=link.busy_s, parts=parts, chain=chain)

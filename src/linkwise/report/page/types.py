@@ -68,11 +68,12 @@ class Link(Frozen, frozen=True, kw_only=True):
 class Carried(Frozen, frozen=True, kw_only=True):
     """What alike links carry in a step. like: the link that was counted; parts: (role, group, bytes) by size.
 
-    chain: of `like`, a place in `Book.chains`; -1 = not kept.
+    busy_s: of one such link. chain: of `like`, a place in `Book.chains`; -1 = not kept.
     """
 
     like: str
     bytes: float
+    busy_s: float
     parts: tuple[tuple[str, str, float], ...]
     chain: int = -1
 

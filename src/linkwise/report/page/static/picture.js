@@ -15,7 +15,7 @@ function carriedBy(load, places) {
     if (index < 0) continue;
     const carried = load.carried[index];
     sum += carried.bytes;
-    busy = Math.max(busy, carried.bytes / links[place].effective_Bps);
+    busy = Math.max(busy, carried.busy_s);
     found.push([links[place], carried]);
   }
   return { bytes: sum, busy_s: busy, links: found };
@@ -303,7 +303,7 @@ function showWire(wire, way) {
   const carried = carriedBy(load, wire[way]);
   const inside = carried.links.flatMap(([link, one]) => [
     make("h3", {}, link.name),
-    make("p", {}, `${bytes(one.bytes)} a step at ${digits(link.effective_Bps / 1e9, 4)} GB/s usable of ${digits(link.spec_Bps / 1e9, 4)}: busy ${time(one.bytes / link.effective_Bps)}. ${link.source}.`),
+    make("p", {}, `${bytes(one.bytes)} a step at ${digits(link.effective_Bps / 1e9, 4)} GB/s usable of ${digits(link.spec_Bps / 1e9, 4)}: busy ${time(one.busy_s)}. ${link.source}.`),
     table("what each op puts on it", ["op", "group", ">bytes"], one.parts.map(([role, group, size]) => [role, group, bytes(size)])),
     one.like !== link.name && make("p", { class: "soft" }, `${one.like} carries the same; the chain is that link's.`),
     one.chain >= 0 ? chainList(one.chain)
