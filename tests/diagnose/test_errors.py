@@ -152,6 +152,11 @@ class TestSeveral:
         one = only(tmp_path, server__log=text)
         assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (1,))
 
+    def test_workers_that_were_asked_to_end_are_not_blamed(self, tmp_path: Path) -> None:
+        text = "".join(vllm(f"Worker_TP{rank}", "30:00", "WorkerProc was terminated", "WARNING") for rank in range(2))
+        text += vllm("EngineCore_DP0", "30:02", "Worker proc VllmWorker-0 died unexpectedly, shutting down executor.")
+        assert answer(tmp_path, server__log=text).findings == ()
+
     def test_the_same_on_all_ranks_is_no_rank(self, tmp_path: Path) -> None:
         text = "".join(
             f"[2026-05-24 01:50:44 TP{rank}] Scheduler hit an exception: {TRACE}\n"

@@ -62,8 +62,15 @@ def of_others(case: Case) -> list[Fact]:
 def consequences(case: Case) -> list[Fact]:
     """What is left of an error once it is over: processes that ended by themselves, engines told dead."""
     told = [fact for fact in case.facts("error") if fact.name in CONSEQUENCES]
+    asked = terminated(case)
     ends = [fact for fact in case.facts("exit") if int(fact.value) not in {0, -1, -2, -15} or fact.label("code")]
+    ends = [fact for fact in ends if not (fact.label("code") and fact.rank in asked)]
     return [*told, *ends]
+
+
+def terminated(case: Case) -> set[int]:
+    """Ranks that say somebody asked them to end: that their engine misses them then is no fault of theirs."""
+    return {fact.rank for fact in case.facts("notice", "terminated") if fact.rank >= 0}
 
 
 def follows(told: list[Story], end: Fact, ranks: tuple[int, ...]) -> bool:

@@ -68,6 +68,8 @@ def _group(fact: Fact) -> tuple[str, int, str, str]:
 def _ended(case: Case, places: Places) -> Iterator[Finding]:
     """Processes that ended by themselves, by a fault or by the kernel; not those that were ended because of them."""
     exits = [fact for fact in case.facts("exit") if int(fact.value) not in _FOLLOWING or _untold(fact)]
+    asked = reports.terminated(case)
+    exits = [fact for fact in exits if not (fact.label("code") and fact.rank in asked)]
     errors = reports.own(case) if exits else []
     exits = [fact for fact in exits if not reports.follows(errors, fact, places.of(fact))]
     sure = [fact for fact in exits if fact.name == "oom" or _untold(fact)]

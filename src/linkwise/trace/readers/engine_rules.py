@@ -123,6 +123,7 @@ RULES = (
     # C++ std::terminate; torch ProcessGroupNCCL's own end says so on every rank.
     _error("terminate called", r"terminate called after throwing an instance of '(?P<type>[\w:]{1,120})'", "abort"),
     # vLLM v1/executor/{multiproc_executor,ray_executor_v2}.py and v1/engine/utils.py.
+    _rule("was terminated", r"WorkerProc was terminated", "notice", "terminated"),  # by SIGTERM or SIGINT
     _ended("died unexpectedly", rf"Worker proc VllmWorker-(?P<rank>\d{{1,6}}) died unexpectedly{_CODE}"),
     _ended("died unexpectedly", r"RayWorkerProc rank=\[(?P<rank>\d{1,6})[\],].*died unexpectedly"),
     _error("died unexpectedly", r"Engine core proc (?P<proc>\w{1,60}) died unexpectedly", "engine_dead"),
