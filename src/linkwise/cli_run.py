@@ -202,7 +202,7 @@ def _driven(
     began = time.monotonic()
     try:
         unit.start(lambda state, fault: states.put((state, fault)))  # loads while the tokenizer does
-        text = open_text(asked.spec.weights)
+        text = open_text(asked.spec.weights, streams.say)
         for note in asked.notes:
             streams.say(f"note: {note}")
         ids = _ids(text, prompt, chat)

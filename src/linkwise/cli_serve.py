@@ -191,7 +191,7 @@ def serve(
         max_tokens=max_tokens,
         timeout_s=parse_time(request_timeout, where="--request-timeout"),
     )
-    text = open_text(weights)
+    text = open_text(weights, streams.say)
     trace_key = os.urandom(16)
     sizes = {"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens}
     asked = settle(

@@ -4,6 +4,9 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 from linkwise.core.errors import InputError  # noqa: E402
+from linkwise.runtime import template as templates  # noqa: E402
 from linkwise.runtime.text import Text, open_text  # noqa: E402
 
 CHATML = (
@@ -207,6 +211,37 @@ def test_what_bounds_a_template_is_the_system(tmp_path: Path) -> None:
     os.kill(process._process.pid, signal.SIGKILL)
     process._process.wait()
     assert text.written([{"role": "user", "content": "the sky"}]) == "the sky"
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_process_that_does_not_answer_is_replaced_within_seconds(tmp_path: Path, how: signal.Signals) -> None:
+    said: list[str] = []
+    text = open_text(folder(tmp_path, template="{{ messages[0].content }}"), said.append)
+    (process,) = text._template._idle  # type: ignore[union-attr]
+    long = "the sea " * 100_000  # more than a socket holds: it is stopped before it has read all of it
+    os.kill(process._process.pid, how)
+    began = time.monotonic()
+    assert text.written([{"role": "user", "content": long}]) == long
+    assert time.monotonic() - began < 30 * templates.HALTED_S  # half a second, and a Python's start on a busy machine
+    assert process._process.poll() is not None
+    if how == signal.SIGSTOP:  # one that is gone before it is asked is nothing to tell
+        assert said == ["the process that fills in chat templates is stopped by a signal; another one is started"]
+
+
+def test_who_sleeps_without_computing_is_no_renderer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "IDLE_S", 0.3)
+    text = open_text(folder(tmp_path, template="{{ messages[0].content }}"))
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    start = subprocess.Popen
+    monkeypatch.setattr(templates.subprocess, "Popen", lambda _, **how: start(sleeping, **how))
+    text._template._idle.clear()  # type: ignore[union-attr]
+    said: list[str] = []
+    text._template._say = said.append  # type: ignore[union-attr]
+    with pytest.raises(templates.Unanswered, match="has done nothing for"):
+        text.written([{"role": "user", "content": "the sea"}])
+    assert len(said) == 2
+    monkeypatch.setattr(templates.subprocess, "Popen", start)
+    assert text.written([{"role": "user", "content": "the sea"}]) == "the sea"
 
 
 def test_a_template_is_filled_in_where_no_key_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
 
+from linkwise.runtime.procstat import stat
 from linkwise.runtime.worker import Invitation
 
 COMMAND = (sys.executable, "-m", "linkwise.runtime.rank")
@@ -68,9 +68,12 @@ class Processes:
 
     def halted(self) -> list[int]:
         """Ranks whose process the system has stopped (SIGSTOP, a debugger). Linux; elsewhere heartbeats tell."""
-        return [
-            rank for rank, process in enumerate(self._running) if process.poll() is None and _is_halted(process.pid)
-        ]
+        found = []
+        for rank, process in enumerate(self._running):
+            now = stat(process.pid) if process.poll() is None else None
+            if now is not None and now.halted:
+                found.append(rank)
+        return found
 
     def last_words(self, rank: int) -> str:
         """The last line a rank wrote on standard error."""
@@ -133,11 +136,3 @@ class Elsewhere:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _is_halted(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return status[status.rfind(b")") + 2 : status.rfind(b")") + 3] in {b"T", b"t"}

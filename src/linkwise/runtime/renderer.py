@@ -23,10 +23,10 @@ MAX_TEXT = 2**24
 LENGTH = struct.Struct(">I")
 
 
-def send(line: socket.socket, value: Any) -> None:
-    """Write one frame."""
+def framed(value: Any) -> bytes:
+    """A value as it goes over the socket."""
     data = json.dumps(value, separators=(",", ":")).encode()
-    line.sendall(LENGTH.pack(len(data)) + data)
+    return LENGTH.pack(len(data)) + data
 
 
 def main() -> int:
@@ -48,15 +48,15 @@ def main() -> int:
                 if template is None:
                     words = asked["words"]
                     template = environment().from_string(asked["template"])
-                    send(line, {"text": ""})
+                    line.sendall(framed({"text": ""}))
                 else:
-                    send(line, {"text": _filled(template, words | asked)})
+                    line.sendall(framed({"text": _filled(template, words | asked)}))
             except MemoryError:
                 # Whatever holds it is given back with the process.
-                send(line, {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory", "over": True})
+                line.sendall(framed({"error": f"more than {MEMORY_BYTES >> 20} MiB of memory", "over": True}))
                 return 1
             except Exception as error:  # noqa: BLE001 - whatever a template does is the template's error
-                send(line, {"error": (str(error) or type(error).__name__)[:2000]})
+                line.sendall(framed({"error": (str(error) or type(error).__name__)[:2000]}))
 
 
 def _limit(which: int, soft: int) -> None:

@@ -5,7 +5,7 @@ writes is not: like other servers, `encode` takes the text of a special token fo
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Text:
         """A conversation as text, by the folder's chat template, with the start token where the model wants one.
 
         messages: role and content, a text or a list of {type: text, text}. Raises InputError for malformed messages, a
-        folder without a template, and messages that the template refuses.
+        folder without a template, and messages that the template refuses; template.Unanswered.
         """
         if self._template is None:
             raise InputError(
@@ -98,8 +98,11 @@ def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def open_text(folder: str | Path) -> Text:
-    """The tokenizer of a model folder. Raises InputError for a missing or malformed tokenizer.json or config."""
+def open_text(folder: str | Path, say: Callable[[str], None] = lambda line: None) -> Text:
+    """The tokenizer of a model folder. say: takes a line about trouble with the processes that fill in its template.
+
+    Raises InputError for a missing or malformed tokenizer.json or config.
+    """
     folder = Path(folder)
     path = folder / "tokenizer.json"
     if not os.path.lexists(path):
@@ -124,14 +127,14 @@ def open_text(folder: str | Path) -> Text:
             f"malformed: {error}", where=str(path), expected="a tokenizer of the tokenizers library"
         ) from None
     about = _object(folder / "tokenizer_config.json")
-    return Text(tokenizer, _template(folder, about), _stops(folder, about, tokenizer), str(folder))
+    return Text(tokenizer, _template(folder, about, say), _stops(folder, about, tokenizer), str(folder))
 
 
 def _object(path: Path) -> dict[str, Any]:
     return read_json_object(path, max_bytes=MAX_SMALL_BYTES) if os.path.lexists(path) else {}
 
 
-def _template(folder: Path, about: dict[str, Any]) -> Template | None:
+def _template(folder: Path, about: dict[str, Any], say: Callable[[str], None]) -> Template | None:
     path = folder / "chat_template.jinja"
     where = path if os.path.lexists(path) else folder / "tokenizer_config.json"
     text = read_text(path, max_bytes=MAX_SMALL_BYTES) if where is path else about.get("chat_template")
@@ -143,7 +146,7 @@ def _template(folder: Path, about: dict[str, Any]) -> Template | None:
     if not isinstance(text, str):
         raise InputError("chat_template is no text", where=str(where), expected="a Jinja template")
     words = {name: _word(about.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return Template(text, {name: word for name, word in words.items() if word is not None}, str(where))
+    return Template(text, {name: word for name, word in words.items() if word is not None}, str(where), say)
 
 
 def _word(value: Any) -> str | None:

@@ -17,6 +17,7 @@ from linkwise.runtime.serve.answer import Stops
 from linkwise.runtime.serve.limits import Limits, is_local
 from linkwise.runtime.serve.run import QUIET_S, Seldom
 from linkwise.runtime.serve.turns import SHORT_BYTES
+from linkwise.runtime.template import Unanswered
 from linkwise.supervise.types import Fault
 
 CHAT = [{"role": "user", "content": "hi there"}]
@@ -294,6 +295,32 @@ def test_requests_that_are_read_count_as_waiting_and_hold_up_no_short_one(serve)
             thread.join()
     assert [a.json()["choices"][0]["text"] for a in answers] == [written("y" * 1000, 2)] * 3
     assert server.metric("linkwise:requests_queued{") == 0
+
+
+def test_a_template_that_is_not_filled_in_holds_up_no_completion(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve()
+    gate = threading.Event()
+
+    def written_late(messages: list[dict[str, Any]]) -> str:
+        gate.wait()
+        raise Unanswered("the process that fills in chat templates is stopped by a signal")
+
+    monkeypatch.setattr(server.text, "written", written_late)
+    answers: list[httpx.Response] = []
+    chat = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{server.url}/v1/chat/completions", json={"messages": CHAT}))
+    )
+    chat.start()
+    try:
+        assert until(lambda: server.metric("linkwise:requests_queued{") == 1)
+        assert server.ask("hi", 3).json()["choices"][0]["text"] == written("hi", 3)
+        assert not answers
+    finally:
+        gate.set()
+        chat.join()
+    (answer,) = answers
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")  # not the conversation's fault
+    assert "stopped by a signal" in answer.json()["error"]["message"]
 
 
 def test_a_request_that_is_not_read_in_time_gets_504_and_gives_its_turn_up(serve) -> None:

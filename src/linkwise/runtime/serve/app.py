@@ -207,7 +207,7 @@ class _Routes:
             raise ApiError(400, str(error)) from None
         except ApiError as error:
             if error.status != _GONE:
-                service.metrics.refused({429: "full", 504: "timeout"}.get(error.status, "invalid"))
+                service.metrics.refused({429: "full", 503: "down", 504: "timeout"}.get(error.status, "invalid"))
             raise
         id = request.scope["linkwise.request_id"]
         answer = self._answer(ask, id, request, began)
@@ -227,7 +227,7 @@ class _Routes:
             )  # fmt: skip
 
         deadline = asyncio.get_running_loop().time() + limits.timeout_s
-        reading = asyncio.create_task(self._turns.take(len(body), read, deadline, limits.timeout_s))
+        reading = asyncio.create_task(self._turns.take(len(body), read, deadline, limits.timeout_s, chat=chat))
         leaving = asyncio.create_task(_gone(request.receive))
         try:
             await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)

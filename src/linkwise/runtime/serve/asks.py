@@ -13,6 +13,7 @@ import msgspec
 from linkwise.core.errors import InputError
 from linkwise.runtime.serve.errors import ApiError
 from linkwise.runtime.serve.limits import Limits
+from linkwise.runtime.template import Unanswered
 from linkwise.supervise.types import Sampling
 
 
@@ -154,7 +155,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 def read(
     body: bytes, *, chat: bool, text: Text, limits: Limits, longest: int, model: str = "", most: int = 0, vocab: int = 0
 ) -> Ask:
-    """A request's body. Raises ApiError: 404 for another model's name, else 400.
+    """A request's body. Raises ApiError: 404 for another model's name, 503 when nothing fills in templates, else 400.
 
     longest: tokens of prompt and answer together. model: what is served; "" = whatever is asked for. most: prompts of
     one request, 0 = the limits'. vocab: 0 = the text's.
@@ -287,6 +288,8 @@ def _messages(given: _Chat, text: Text, room: _Room) -> tuple[int, ...]:
     except InputError as error:
         words = f"{error.message}; expected {error.expected}" if error.expected else error.message
         raise ApiError(400, words, param=error.where if error.where.startswith("messages") else "messages") from None
+    except Unanswered as error:
+        raise ApiError(503, error.message, retry_s=1.0) from None
     # The template writes the start token itself where the model wants one.
     return _encoded(written, text, room, special=False)
 

@@ -13,23 +13,28 @@ T = TypeVar("T")
 
 
 class Turns:
-    """One long request and one short one is read at a time, so that a short one waits for no long one.
+    """Of completions and of chats, one long request and one short one is read at a time.
 
+    So a short one waits for no long one, and a completion for no chat, which needs another process's answer.
     here: requests that wait or are read, which count as waiting like those behind (`waiting`), `most` in all.
     """
 
     def __init__(self, waiting: Callable[[], int], most: int) -> None:
         self._waiting, self._most = waiting, most
         self.here = 0
-        self._short, self._long = (ThreadPoolExecutor(1, f"linkwise-read-{kind}") for kind in ("short", "long"))
+        self._lanes = {
+            (chat, short): ThreadPoolExecutor(1, f"linkwise-read-{'chat' if chat else 'plain'}-{size}")
+            for chat in (False, True)
+            for short, size in ((True, "short"), (False, "long"))
+        }
 
-    async def take(self, size: int, work: Callable[[], T], deadline: float, timeout_s: float) -> T:
+    async def take(self, size: int, work: Callable[[], T], deadline: float, timeout_s: float, *, chat: bool) -> T:
         """What the work gives. Raises ApiError: 429 when too many wait, 504 at the deadline (the loop's time)."""
         waiting = self.here + self._waiting()
         if waiting >= self._most:
             raise ApiError(429, f"{waiting} requests wait already", retry_s=1.0)
         self.here += 1
-        turn = (self._short if size <= SHORT_BYTES else self._long).submit(work)
+        turn = self._lanes[chat, size <= SHORT_BYTES].submit(work)
         try:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.wrap_future(turn)
