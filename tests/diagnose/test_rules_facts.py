@@ -311,6 +311,13 @@ class TestStacks:
         sure = one(stacks, *told, fact("watchdog", "timeout", 600, rank=0))
         assert (sure.decided, sure.original_fault.ranks) == (True, (2,))
 
+    def test_an_idle_driver_whose_workers_wait_for_its_next_broadcast(self) -> None:
+        told = self.stands(("idle", "poll"), *[("broadcast", "recv_requests")] * 3)
+        assert found(stacks, *told) == []
+        # With requests that wait it should not be idle; and in an all-reduce it has a part of its own.
+        assert found(stacks, *told, fact("gauge", "serve.waiting", 5)) != []
+        assert found(stacks, *self.stands(("idle", "poll"), *[("all_reduce", "forward")] * 3)) != []
+
     def test_a_running_group(self) -> None:
         assert found(stacks, *self.stands(("compute", "forward"), ("device_wait", "copy"), ("all_reduce", "f"))) == []
         assert found(stacks, *self.stands(("idle", "recv"), ("idle", "recv"))) == []

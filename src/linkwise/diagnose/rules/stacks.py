@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import lines
+from linkwise.diagnose.rules.whereabouts import complaints
+from linkwise.diagnose.timing import ROOTED
 from linkwise.diagnose.types import Class, Fault, Finding
 from linkwise.trace.facts import Fact
 
@@ -121,6 +123,8 @@ def _one_missing(case: Case, stands: dict[int, Fact], inside: list[int], rank: i
     fact, call = stands[rank], _words(stands[inside[0]])
     if fact.name == "device_wait" or (len(inside) < 2 and fact.name == "compute"):
         return  # it may be in the same call, on its device; of two ranks, one is always last
+    if fact.name == "idle" and stands[inside[0]].name in {*ROOTED, "recv"} and not complaints(case):
+        return  # without work it has nothing for them, and they wait for that by design
     sure = _seen_hanging(case) or _twice(case, rank)
     kind: Class
     if fact.name == "lock":

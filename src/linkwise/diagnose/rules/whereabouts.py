@@ -28,7 +28,7 @@ class Why(NamedTuple):
 
 def work(case: Case, place: int, why: list[Why]) -> Literal["some", "none", "unknown"]:
     """Whether a rank that others wait for has anything to do. Who begins with nothing is idle, and not at fault."""
-    if not all(one.begins for one in why) or _complaints(case):
+    if not all(one.begins for one in why) or complaints(case):
         return "some"
     rows = case.joined.rows
     mine = rows.who == place
@@ -42,7 +42,7 @@ def work(case: Case, place: int, why: list[Why]) -> Literal["some", "none", "unk
     return "none" if any(_ends_known(rank) for rank in records) else "unknown"
 
 
-def _complaints(case: Case) -> bool:
+def complaints(case: Case) -> bool:
     """Whether anything says that requests or calls wait."""
     if any(case.facts(kind) for kind in ("watchdog", "error", "exit", "missing")):
         return True
