@@ -12,6 +12,8 @@ two agree.
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, power, times
@@ -119,6 +121,25 @@ def full_step(
     return Batch("mixed", (prompt, others), times(others.requests, others.new) + number)
 
 
+def _joined(a: Batch, b: Batch, number: int) -> Batch:
+    """Two batches of the same parts as one of arrays twice as long. number: their length."""
+
+    def both(x: Num, y: Num) -> Num:
+        return np.concatenate([np.broadcast_to(np.asarray(one, float), (number,)) for one in (x, y)])
+
+    parts = tuple(
+        Part(both(x.requests, y.requests), both(x.new, y.new), both(x.context, y.context), x.prompt)
+        for x, y in zip(a.parts, b.parts, strict=True)
+    )
+    return Batch(a.kind, parts, both(a.sampled, b.sampled))
+
+
+def _apart(step: GroupTime, number: int) -> tuple[GroupTime, GroupTime]:
+    """What `_joined` joined, without its stages."""
+    token, interval = (np.broadcast_to(x, (2 * number,)) for x in (step.token, step.interval))
+    return GroupTime(token[:number], interval[:number], ()), GroupTime(token[number:], interval[number:], ())
+
+
 def _held(least: Num, step: GroupTime, decode: GroupTime, flight: Num, name: str) -> Num:
     """A round of all batches in flight, one of which makes this step."""
     return named(name, maximum(least, maximum(step.token, step.interval + (flight - 1) * decode.interval)), "s")
@@ -167,9 +188,15 @@ def operation(
         "mixed": mixed_step(workload, layout, options, limit, batch, given),
         "full": full_step(workload, layout, options, limit, batch, given),
     }
-    decode, mixed, packed = (
-        group_seconds(model, layout, engine, cluster, step, options, where_to, given=given) for step in steps.values()
-    )
+
+    def seconds(step: Batch) -> GroupTime:
+        return group_seconds(model, layout, engine, cluster, step, options, where_to, given=given)
+
+    decode = seconds(steps["decode"])
+    if isinstance(batch, np.ndarray):  # the search's way: alike steps in one array
+        mixed, packed = _apart(seconds(_joined(steps["mixed"], steps["full"], len(batch))), len(batch))
+    else:
+        mixed, packed = seconds(steps["mixed"]), seconds(steps["full"])
     flight = given("batches_in_flight", in_flight(layout, options), "", "one for each stage unless asked otherwise")
     # A token visits all stages in turn; its batch comes again once every batch in flight passed the slowest stage.
     round_s = named("decode_round", maximum(decode.token, flight * decode.interval), "s")
