@@ -17,9 +17,12 @@ def diagnose(*evidence: "str | Path", plan: "str | Path | Plan | None" = None, s
 
     Raises InputError for paths that do not exist, for no usable evidence at all, and for a malformed time or plan.
     """
+    found = collect(evidence, since)
+    if plan is None:
+        return judge(found)
     from linkwise import api
 
-    return judge(collect(evidence, since), None if plan is None else api._plan_of(plan))
+    return judge(found, api._plan_of(plan))
 
 
 def collect(paths: "tuple[str | Path, ...]", since: str = "") -> Evidence:
