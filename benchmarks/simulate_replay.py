@@ -24,15 +24,15 @@ import numpy as np
 
 from linkwise.simulate.rules import Pool, Rules
 from linkwise.simulate.run import simulate
-from linkwise.simulate.tables import Tables
+from linkwise.simulate.tables import constant
 from linkwise.trace.gather import gather
 from linkwise.workload.requests import requests
 
 ASKED, REQUESTS, SHARE = 0.20, 200, 0.6
 LAYOUTS = ("tp=1", "tp=2")
-BUDGET, SEQS, BLOCK, KV = 2048, 256, 16, 65_536
+BUDGET, SEQS, BLOCK, KV, MAX_LEN = 2048, 256, 16, 65_536, 2048
 IDLE = 10  # a pause so many times the usual time of a step is no step
-USERS = (1, 4, 12)
+USERS, EACH = (1, 4, 12), 5
 
 
 class Sent(NamedTuple):
@@ -107,7 +107,7 @@ def model(folder: Path) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=128, hidden_size=256, intermediate_size=688, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=2048, bos_token_id=None, eos_token_id=None,
+        num_key_value_heads=4, max_position_embeddings=MAX_LEN, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     words = {chr(33 + i) if i < 94 else f"<{i}>": i for i in range(128)}
@@ -187,21 +187,21 @@ async def measure(port: int) -> tuple[list[Sent], float]:
     """Requests alone, and the requests/s of the largest closed loop; the steps are in the server's trace."""
     zero, draw = time.perf_counter(), np.random.default_rng(1)
     alone = []
-    for number in range(25):
+    for number in range(20):
         sent = await one_request(port, zero, int(draw.integers(20, 401)), 4, draw)
         if number >= 5:  # the first ones warm up
             alone.append(sent)
         await asyncio.sleep(0.05)
     rate = 0.0
     for users in USERS:
-        began, each = time.perf_counter(), 8 if users > 1 else 12
+        began = time.perf_counter()
 
-        async def user(each: int = each) -> None:
-            for _ in range(each):
-                await one_request(port, zero, int(draw.integers(20, 401)), int(draw.integers(10, 61)), draw)
+        async def user() -> None:
+            for _ in range(EACH):
+                await one_request(port, zero, int(draw.integers(20, 401)), int(draw.integers(8, 33)), draw)
 
         await asyncio.gather(*(user() for _ in range(users)))
-        rate = users * each / (time.perf_counter() - began)
+        rate = users * EACH / (time.perf_counter() - began)
     return alone, rate
 
 
@@ -215,7 +215,7 @@ async def replay(port: int, rate: float) -> list[Sent]:
         at += float(draw.exponential(1 / rate))
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - zero)))
         tasks.append(
-            asyncio.create_task(one_request(port, zero, int(draw.integers(40, 351)), int(draw.integers(15, 51)), draw))
+            asyncio.create_task(one_request(port, zero, int(draw.integers(40, 351)), int(draw.integers(10, 31)), draw))
         )
     return list(await asyncio.gather(*tasks))
 
@@ -256,13 +256,10 @@ def step(line: Line, inputs: int) -> float:
 
 def simulated(line: Line, sent: list[Sent]) -> tuple[float, float]:
     """Mean TTFT and TPOT the simulator gives these requests, seconds."""
-    tokens, rows, context = np.arange(BUDGET + 1), np.arange(SEQS + 2), np.arange(2050)
-    none = np.zeros((1, len(tokens)))
-    work = (line.fixed + line.token * tokens)[None, :].astype(float)
-    read = (line.cached * context)[None, :].astype(float)
-    tables = Tables(
-        work, none, work, none, (line.row * rows)[None, :].astype(float), np.zeros((1, len(rows))), read,
-        np.zeros_like(read), np.zeros_like(read), np.zeros(1), np.zeros(1),
+    read = line.cached * np.arange(MAX_LEN + 2.0)[None, :]
+    tables = constant(line.fixed, tokens=BUDGET, per_token=line.token)._replace(
+        head=line.row * np.arange(SEQS + 2.0)[None, :], logits=np.zeros((1, SEQS + 2)), read=read,
+        flop=np.zeros_like(read), context=np.zeros_like(read), cell=1.0,
     )  # fmt: skip
     rules = Rules(budget=BUDGET, max_seqs=SEQS, block_tokens=BLOCK, kv_blocks=KV // BLOCK, prefix_cache=False)
     order = sorted(sent)
