@@ -31,6 +31,7 @@ class Browser:
         # Chromium refuses its sandbox to root, which containers often are.
         command += ["--no-sandbox"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen([*command, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.socket: Any = None
         port = folder / "DevToolsActivePort"
         end = time.monotonic() + BOUND_S
         while not (port.exists() and port.read_text().count("\n")):
@@ -55,6 +56,8 @@ class Browser:
 
     def close(self) -> None:
         """End the browser."""
+        if self.socket is not None:
+            self.socket.close()
         self.process.terminate()
         try:
             self.process.wait(10)

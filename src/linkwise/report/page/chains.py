@@ -1,6 +1,6 @@
 """The chains of all figures in one book, so that what they share is written once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from linkwise.core.chain import Chain, Step, chain_of, show
 from linkwise.core.quantity import Num, Quantity, value_of
@@ -43,7 +43,7 @@ def book_figures(plan: Plan, batches: tuple[int, ...], writer: Writer) -> tuple[
     about = subject(plan)
     columns: list[dict[str, Num]] = [figures(about._replace(batch=batch), Quantity.given) for batch in batches]
     paths = dict.fromkeys(path for column in columns for path in column)
-    return tuple(_figure(path, [column[path] for column in columns if path in column], writer) for path in paths)
+    return tuple(_figure(path, [column.get(path) for column in columns], writer) for path in paths)
 
 
 def book_chains(prefix: str, chains: Mapping[str, Chain], writer: Writer) -> tuple[Figure, ...]:
@@ -56,21 +56,24 @@ def book_chains(prefix: str, chains: Mapping[str, Chain], writer: Writer) -> tup
     )
 
 
-def _figure(path: str, numbers: list[Num], writer: Writer) -> Figure:
-    # A count of the op list is a plain number: `explain` says so in the same words.
-    quantities = [
-        n if isinstance(n, Quantity) else Quantity.given(path, n, "", "a count of the step's op list") for n in numbers
-    ]
-    found = [chain_of(one) for one in quantities]
-    values = tuple(map(_plain, quantities))
-    chains = tuple(writer.chain(one) for one in found)
+def _figure(path: str, numbers: Sequence[Num | None], writer: Writer) -> Figure:
+    found = [None if number is None else _chain(path, number) for number in numbers]
+    values = tuple(None if one is None else _plain(one.result.value) for one in found)
+    chains = tuple(-1 if one is None else writer.chain(one) for one in found)
     same = len(set(values)) == 1 and len(set(chains)) == 1
     return Figure(
         path=path,
-        unit=found[0].result.unit,
+        unit=next(one.result.unit for one in found if one is not None),
         values=values[:1] if same else values,
         chains=chains[:1] if same else chains,
     )
+
+
+def _chain(path: str, number: Num) -> Chain:
+    # A count of the op list is a plain number: `explain` says so in the same words.
+    if not isinstance(number, Quantity):
+        number = Quantity.given(path, number, "", "a count of the step's op list")
+    return chain_of(number)
 
 
 def _plain(number: Num) -> int | float:

@@ -100,10 +100,14 @@ def _lead(plan: Plan) -> tuple[tuple[str, str], ...]:
 def _stale(plan: Plan, figures: Sequence[Figure], own: int) -> list[str]:
     """Whether the file's figures follow from its inputs."""
     now = {f.path: f.values[own if len(f.values) > 1 else 0] for f in figures}
-    other = [p for p, value in plan.figures.items() if not math.isclose(now.get(p, math.nan), value, rel_tol=1e-9)]
+    other = [path for path, stored in plan.figures.items() if not _same(now.get(path), stored)]
     if not other:
         return []
     return [
         f"{len(other)} figures of the file do not follow from its inputs, such as {other[0]}: it was edited, or written"
         " by another version; the page shows what the inputs give"
     ]
+
+
+def _same(value: float | None, stored: float) -> bool:
+    return value is not None and math.isclose(value, stored, rel_tol=1e-9)

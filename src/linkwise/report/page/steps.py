@@ -5,13 +5,15 @@ from typing import NamedTuple
 import msgspec
 
 from linkwise.core.quantity import value_of
+from linkwise.plan import step_work
 from linkwise.plan.batch import Batch
 from linkwise.plan.explain import subject
 from linkwise.plan.figures import Subject, batches, ops_of
+from linkwise.plan.inventory import inventory, stages
 from linkwise.plan.operate import in_flight
 from linkwise.plan.step import freeze
-from linkwise.plan.time import group_seconds, op_seconds
-from linkwise.plan.types import Op, Plan
+from linkwise.plan.time import group_seconds, op_seconds, work_of
+from linkwise.plan.types import Plan
 from linkwise.report.page.types import OpTime, StageTime, StepTime
 
 STEPS = ("prefill", "decode", "mixed")
@@ -78,19 +80,30 @@ def step_time(one: At) -> StepTime:
 
 
 def _ops(about: Subject, batch: Batch) -> dict[int, tuple[OpTime, ...]]:
-    """Ops by stage with the seconds of one call."""
-    eager = about.options.eager or not about.engine.defaults.cuda_graphs
-    convention = about.engine.convention_for(about.model, about.layout, about.options)
+    """Ops by stage with the seconds of one call, and what they add to the step."""
+    model, layout, engine, cluster, options = about.model, about.layout, about.engine, about.cluster, about.options
+    eager = options.eager or not engine.defaults.cuda_graphs
+    convention, places = engine.convention_for(model, layout, options), about.places
+    stock, constants = inventory(model), engine.step_constants(cluster.constants)
+    works = [
+        work_of(stock, stage, layout, engine, cluster, batch, options, places)
+        for stage in stages(model, layout, engine)
+    ]
     found: dict[int, list[OpTime]] = {}
-    places = about.places
-
-    def timed(op: Op) -> OpTime:
-        one = op_seconds(op, places[op.group], about.cluster, convention, eager=eager)
-        return OpTime(
-            role=op.role, kind=op.kind, group=op.group, size=op.size, algorithm=op.algorithm, calls=op.repeat,
-            S_bytes=float(value_of(op.S_bytes)), call_s=float(value_of(one)),
-        )  # fmt: skip
-
     for op in ops_of(about, batch):
-        found.setdefault(op.stage, []).append(timed(op))
+        one = float(value_of(op_seconds(op, places[op.group], cluster, convention, eager=eager)))
+        # The op alone in the step: what is exposed of it adds up to what is exposed of all.
+        alone = works[op.stage]._replace(calls=op.repeat, comm_s=op.repeat * one)
+        made = OpTime(
+            role=op.role,
+            kind=op.kind,
+            group=op.group,
+            size=op.size,
+            algorithm=op.algorithm,
+            calls=op.repeat,
+            S_bytes=float(value_of(op.S_bytes)),
+            call_s=one,
+            exposed_s=float(value_of(step_work.seconds(alone, constants).comm)),
+        )
+        found.setdefault(op.stage, []).append(made)
     return {stage: tuple(ops) for stage, ops in found.items()}

@@ -21,11 +21,14 @@ class Book(Frozen, frozen=True, kw_only=True):
 
 
 class Figure(Frozen, frozen=True, kw_only=True):
-    """A figure at every batch: its value, and its chain as a place in `Book.chains`. One entry = the same at all."""
+    """A figure at every batch: its value, and its chain as a place in `Book.chains`. One entry = the same at all.
+
+    A batch without the figure, such as one whose step has no such op, has None and -1.
+    """
 
     path: str
     unit: str
-    values: tuple[int | float, ...]
+    values: tuple[int | float | None, ...]
     chains: tuple[int, ...]
 
 
@@ -109,7 +112,8 @@ class Picture(Frozen, frozen=True, kw_only=True):
 
 
 class OpTime(Frozen, frozen=True, kw_only=True):
-    """An op of a stage: so many calls of S bytes, each taking so long, exposed."""
+    """An op of a stage. call_s: the price of one call; exposed_s: what all of them add to the step, under the constants
+    that the engine's steps were fitted with."""
 
     role: str
     kind: str
@@ -119,6 +123,7 @@ class OpTime(Frozen, frozen=True, kw_only=True):
     calls: int
     S_bytes: float
     call_s: float
+    exposed_s: float
 
 
 class StageTime(Frozen, frozen=True, kw_only=True):

@@ -83,8 +83,7 @@ function drawTimes() {
     };
     for (const [name, seconds] of Object.entries(stage.parts)) add(seconds, parts.get(name), `${name}: ${time(seconds)} of computing`, `${found.step}.${name}.read_s`, seconds);
     for (const op of stage.ops) {
-      const seconds = op.calls * op.call_s;
-      add(seconds, ops.get(op.role), `${op.role}, ${op.kind}: ${count(op.calls)} calls of ${bytes(op.S_bytes)}, ${time(op.call_s)} each, ${time(seconds)} exposed`, `${found.step}.${op.role}.time_s`, seconds);
+      add(op.exposed_s, ops.get(op.role), `${op.role}, ${op.kind}: ${count(op.calls)} calls of ${bytes(op.S_bytes)}, ${time(op.exposed_s)} exposed`, `${found.step}.${op.role}.time_s`, op.calls * op.call_s);
     }
     add(stage.host_s, "var(--host)", `host: ${time(stage.host_s)}`, `${found.step}.host_s`, stage.host_s);
     path.push({ x: begin, x2: begin + stage.step_s, y: y + 27, y2: y + 27 });
@@ -102,10 +101,10 @@ function drawTimes() {
     ": compute ", fig(`${step}.compute_s`), ", exposed links ", fig(`${step}.comm_s`), ", host ", fig(`${step}.host_s`), stages.length > 1 ? " in the busiest stage." : ".");
   $("times-words").replaceChildren(total);
   const opRows = found.stages.flatMap((stage) => stage.ops.map((op) => [op.role, op.kind, `${op.group} ${op.size}`, numbers(stage.stages), op.algorithm, figIf(`${step}.${op.role}.calls`, op.calls, count(op.calls)),
-    figIf(`${step}.${op.role}.S_bytes`, op.S_bytes, bytes(op.S_bytes)), time(op.call_s), figIf(`${step}.${op.role}.time_s`, op.calls * op.call_s, time(op.calls * op.call_s))]));
+    figIf(`${step}.${op.role}.S_bytes`, op.S_bytes, bytes(op.S_bytes)), time(op.call_s), figIf(`${step}.${op.role}.time_s`, op.calls * op.call_s, time(op.calls * op.call_s)), time(op.exposed_s)]));
   const partRows = found.stages.flatMap((stage) => Object.entries(stage.parts).map(([name, seconds]) => [numbers(stage.stages), name, figIf(`${step}.${name}.read_s`, seconds, time(seconds))]));
   $("times-table").replaceChildren(table("computing, by part", ["stage", "part", ">time"], partRows),
-    table("communication, all of it exposed", ["op", "kind", "group", "stage", "algorithm", ">calls", ">S", ">a call", ">step"], opRows));
+    table("communication: the price of the calls, and what they add to the step", ["op", "kind", "group", "stage", "algorithm", ">calls", ">S", ">a call", ">all calls", ">exposed"], opRows));
 }
 
 const VERDICT = { chosen: "var(--accent)", "runner-up": "var(--o0)", feasible: "var(--c1)", rejected: "var(--rejected)" };
@@ -113,10 +112,11 @@ const VERDICT = { chosen: "var(--accent)", "runner-up": "var(--o0)", feasible: "
 function drawLayouts() {
   const { layouts, layouts_left_out: left, targets } = state.data;
   const width = widthOf("layouts"), height = Math.min(420, Math.max(260, width * 0.5)), pad = 54;
-  const points = [], lines = [];
+  const points = [];
+  const pale = layouts.filter((one) => one.points.length).length > 40 ? 0.22 : 0.65; // many curves: the chosen one stands out
   layouts.forEach((one, number) => one.points.forEach(([batch, user, device]) => {
     const row = { tried: number, layout: one.layout, batch, user, device, colour: VERDICT[one.verdict], big: one.verdict === "chosen" ? 2.4 : one.verdict === "runner-up" ? 1.8 : 1,
-      size: one.verdict === "chosen" ? 70 : one.verdict === "rejected" ? 14 : 26, shape: one.verdict === "rejected" ? "cross" : "circle", faint: one.verdict === "chosen" || one.verdict === "runner-up" ? 1 : one.verdict === "rejected" ? 0.5 : 0.65,
+      size: one.verdict === "chosen" ? 70 : one.verdict === "rejected" ? 14 : 26, shape: one.verdict === "rejected" ? "cross" : "circle", faint: one.verdict === "chosen" || one.verdict === "runner-up" ? 1 : one.verdict === "rejected" ? Math.min(0.5, pale) : pale,
       tip: `${one.layout}: ${one.verdict}\nbatch ${count(batch)}: ${digits(user, 3)} tokens/s a user, ${digits(device, 3)} tokens/s a device${one.reason ? `\n${one.reason}` : ""}` };
     points.push(row);
   }));

@@ -40,6 +40,7 @@ const percent = (share) => (share >= 0.0995 ? `${(share * 100).toFixed(0)} %` : 
 
 function shown(value, unit) {
   if (unit === "B") return bytes(value);
+  if (unit === "B/s") return `${bytes(value)}/s`;
   if (unit === "s") return time(value);
   const number = Number.isInteger(value) ? value.toLocaleString("en-US") : digits(value, 4);
   return unit ? `${number} ${unit}` : number;
@@ -50,8 +51,12 @@ function shown(value, unit) {
 const state = { data: null, step: "decode", batch: 0, colour: "time", chosen: -1 };
 const views = {};
 
-const figure = (path) => state.figures.get(path);
 const pick = (list) => list[list.length > 1 ? state.batch : 0];
+// A figure by its path, where the batch has it.
+const figure = (path) => {
+  const found = state.figures.get(path);
+  return found && pick(found.values) != null ? found : undefined;
+};
 const batchOf = () => state.data.batches[state.batch];
 const at = (list) => list.find((one) => one.step === state.step && (one.batch === batchOf() || state.step === "prefill" || state.step === "handoff"));
 
@@ -200,8 +205,8 @@ function change(again = true) {
 }
 
 function drawKeys() {
-  const step = state.step === "handoff" ? "decode" : state.step;
-  const rows = [["TPOT", "tpot_s"], ["TTFT", "ttft_s"], ["requests/s, all", "deployment_rate_per_s"], [`${step} step`, `${step}.step_s`],
+  const { step } = state;
+  const rows = step === "handoff" ? state.data.figures.filter((one) => one.path.startsWith("handoff.")).map((one) => [one.path.slice(8).replaceAll("_", " "), one.path]).slice(0, 12) : [["TPOT", "tpot_s"], ["TTFT", "ttft_s"], ["requests/s, all", "deployment_rate_per_s"], [`${step} step`, `${step}.step_s`],
     ["compute", `${step}.compute_s`], ["links, exposed", `${step}.comm_s`], ["host", `${step}.host_s`], ["sent a rank", `${step}.sent_bytes`]];
   $("key").replaceChildren(...rows.filter(([, path]) => figure(path)).map(([name, path]) => make("li", {}, make("span", {}, name), fig(path))));
 }
@@ -209,7 +214,7 @@ function drawKeys() {
 function drawFigures() {
   if (!$("figures-box").open) return;
   const wanted = $("find").value.trim().toLowerCase();
-  const rows = state.data.figures.filter((one) => one.path.toLowerCase().includes(wanted));
+  const rows = state.data.figures.filter((one) => one.path.toLowerCase().includes(wanted) && figure(one.path));
   $("figures").replaceChildren(table(`${rows.length} of ${state.data.figures.length} figures, at ${$("batch-words").textContent}`,
     ["figure", ">value"], rows.map((one) => [make("span", {}, one.path), fig(one.path)])));
 }

@@ -241,13 +241,13 @@ function drawPicture() {
     data: [
       { name: "boxes", values: out.boxes }, { name: "bars", values: out.bars }, { name: "seats", values: out.seats },
       { name: "lines", values: out.lines }, { name: "words", values: out.words },
-      { name: "faults", values: [...out.seats, ...out.boxes].filter((one) => one.fault) },
+      { name: "faults", values: [...out.seats, ...out.boxes].filter((one) => one.fault).map((one) => ({ x: one.x - 4, y: one.y - 4, w: one.w + 8, h: one.h + 8 })) },
       { name: "broken", values: out.lines.filter((one) => one.fault) },
     ],
     marks: [
       rect("boxes", { fill: { value: "var(--box)" }, stroke: { value: "var(--line)" }, cornerRadius: { value: 5 } }, { interactive: false }),
       text("words", { x: { field: "x" }, y: { field: "y" }, text: { field: "text" }, align: { field: "align" }, limit: { field: "limit" }, fill: { value: "var(--soft)" } }),
-      { type: "rule", from: { data: "broken" }, encode: { update: { x: { field: "x" }, y: { field: "y" }, x2: { field: "x2" }, y2: { field: "y2" }, stroke: { value: "var(--bad)" }, strokeWidth: { value: 11 }, strokeOpacity: { value: 0.35 } } } },
+      { type: "rule", from: { data: "broken" }, encode: { update: { x: { field: "x" }, y: { field: "y" }, x2: { field: "x2" }, y2: { field: "y2" }, stroke: { value: "var(--fault)" }, strokeWidth: { value: 13 }, strokeOpacity: { value: 0.45 } } } },
       { type: "rule", from: { data: "lines" }, encode: { update: { x: { field: "x" }, y: { field: "y" }, x2: { field: "x2" }, y2: { field: "y2" },
         stroke: { field: "colour" }, strokeWidth: { field: "thick" }, tooltip: { field: "tip" }, cursor: { value: "pointer" } } } },
       rect("bars", { fill: { value: "var(--box2)" }, stroke: { value: "var(--line)" }, cornerRadius: { value: 3 } }),
@@ -255,11 +255,12 @@ function drawPicture() {
       rect("seats", { fill: { field: "colour" }, stroke: { field: "heat" }, strokeWidth: { value: 3 }, cornerRadius: { value: 4 } }),
       text("seats", { ...middle, y: { signal: "datum.y + 12" }, text: { field: "text" }, limit: { field: "w" } }),
       text("seats", { ...middle, y: { signal: "datum.y + 26" }, text: { field: "more" }, limit: { field: "w" }, fontSize: { value: 10 }, fill: { value: "var(--soft)" } }),
-      rect("faults", { fill: { value: null }, stroke: { value: "var(--bad)" }, strokeWidth: { value: 3 }, strokeDash: { value: [5, 3] }, cornerRadius: { value: 5 } }, { interactive: false }),
-      text("faults", { x: { signal: "datum.x + datum.w - 2" }, y: { signal: "datum.y + 2" }, text: { value: "✖" }, fontSize: { value: 15 }, align: { value: "right" }, baseline: { value: "top" }, fill: { value: "var(--bad)" } }),
+      rect("faults", { fill: { value: null }, stroke: { value: "var(--fault)" }, strokeWidth: { value: 3 }, strokeDash: { value: [6, 3] }, cornerRadius: { value: 6 } }, { interactive: false }),
+      text("faults", { x: { signal: "datum.x + datum.w - 5" }, y: { signal: "datum.y + 5" }, text: { value: "✖" }, fontSize: { value: 15 }, align: { value: "right" }, baseline: { value: "top" }, fill: { value: "var(--fault)" } }),
+      text("broken", { x: { signal: "datum.x + 10" }, y: { signal: "(datum.y + datum.y2) / 2" }, text: { value: "✖" }, fontSize: { value: 15 }, baseline: { value: "middle" }, fill: { value: "var(--fault)" } }),
     ],
   };
-  const title = `${state.step} step: devices, switches, NICs and links, coloured by ${state.colour === "bytes" ? "bytes a step" : "time busy"}. The table below says the same.`;
+  const title = `${state.step} step: devices, switches, NICs and links, coloured by ${state.colour === "bytes" ? "bytes a step" : "time busy"}. Arrow keys go through them, Enter opens one; the table below says the same.`;
   drawn(draw("picture", spec, title));
   pictureWords(load);
   drawRanks();
@@ -346,7 +347,7 @@ function drawRanks() {
     const [colour, number] = heats.get(device) || ["var(--none)", -1];
     const fault = faultOf({ device });
     cells.push({ x: (node % rowLength) * wide + (device % per) * cell, y: Math.floor(node / rowLength) * (cell + 6), w: cell - 1, h: cell - 1, colour,
-      stroke: fault ? "var(--bad)" : null, ...(number >= 0 ? { device: device % per + nodes[number].nodes[0] * per, node: number } : {}),
+      stroke: fault ? "var(--fault)" : null, ...(number >= 0 ? { device: device % per + nodes[number].nodes[0] * per, node: number } : {}),
       tip: `${rank < 0 ? "free" : `rank ${rankWord(device)}`} on d${device}, node ${node}${number >= 0 && nodes[number].nodes.length > 1 ? `: as on node ${nodes[number].nodes[0]}` : ""}${faultWords(fault)}` });
   });
   drawn(draw("ranks", {
