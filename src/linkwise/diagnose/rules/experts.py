@@ -44,7 +44,9 @@ def _ahead(case: Case, places: np.ndarray, table: np.ndarray, key: str) -> Findi
     load = table.sum(axis=0) / table.sum()
     even = 1 / len(load)
     busiest = int(load.argmax())
-    often = float((table[:, busiest] > even * table.sum(axis=1)).mean())
+    ahead_by = table[:, busiest] - even * table.sum(axis=1)
+    more = float((ahead_by > 0).mean())
+    often = more + 0.5 * float((ahead_by == 0).mean())  # even is neither ahead nor behind
     if load[busiest] < UNEVEN * even or often < LASTING:
         return None
     ahead = [int(who) for who, share in zip(places, load, strict=True) if share >= UNEVEN * even]
@@ -64,8 +66,8 @@ def _ahead(case: Case, places: np.ndarray, table: np.ndarray, key: str) -> Findi
             + ", ".join(
                 f"{case.name(int(who))} {100 * share:.0f} %" for who, share in zip(places[:16], load, strict=False)
             ),
-            f"{case.name(int(places[busiest]))} had more than its even share in {100 * often:.0f} % of"
-            f" {len(table)} exchanges",
+            f"{case.name(int(places[busiest]))} had more than its even share in {100 * more:.0f} % of"
+            f" {len(table)} exchanges, less in {100 * (1 - 2 * often + more):.0f} %",
         ),
         next="the router's load by expert; place hot experts apart, or hold copies of them (EPLB)",
         recovery="none",
