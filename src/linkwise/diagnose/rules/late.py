@@ -23,6 +23,7 @@ BURST_NS = 250_000_000  # of waiting in all, where steps run on cores: any progr
 LEADER = 1 / 3  # of what the worst rank is charged with: a rank with less lost a few calls from its record
 STAGE_RATIO = 3.0  # own time a layer, against other stages: they differ in embedding and head, ranks of a stage do not
 USUAL = 0.25  # of a stage's steps are no longer than its usual one: what else the machine does only adds to some
+RECENT = 0.5  # of the steps: in which a rank that became slow on the way is slow all the time
 UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets the pace
 PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
 SHARED = 0.5  # of the record lost to others on the same cores, without a quota: less is a busy machine, no rank's fault
@@ -102,8 +103,8 @@ class _Stage(NamedTuple):
     steps: int
 
 
-def _stages(case: Case) -> list[_Stage]:
-    """The stages of the unit with most of them, where steps have ends."""
+def _stages(case: Case, part: float = 1.0) -> list[_Stage]:
+    """The stages of the unit with most of them, where steps have ends. part: of the steps, the last ones."""
     found: dict[tuple[str, int], list[int]] = {}
     for place, one in enumerate(case.joined.ranks):
         if "pp" in one.head.shard:
@@ -111,6 +112,7 @@ def _stages(case: Case) -> list[_Stage]:
     stages = []
     for (_, _), places in sorted(found.items()):
         times = [own_times(case.joined.ranks[place]).own_ns for place in places]
+        times = [one[len(one) - round(part * len(one)) :] for one in times]
         if min(len(one) for one in times) < LEAST:
             continue
         own = max(float(np.quantile(one, USUAL)) for one in times)
@@ -154,8 +156,14 @@ def _stage(case: Case, t: Timing, late: list[int]) -> Finding | None:
 
 
 def _slow_stage_rank(case: Case) -> Iterator[Finding]:
-    """A rank alone in its stage has nobody to arrive with: its own time a layer is held against other stages'."""
-    stages = _stages(case)
+    """A rank alone in its stage has nobody to arrive with: its own time a layer is held against other stages', in all
+    steps or, where it became slow on the way, in the last half of them."""
+    found = list(_slow_alone(case, _stages(case), 0.0))
+    yield from found or _slow_alone(case, _stages(case, RECENT), 2 * BURST_NS)
+
+
+def _slow_alone(case: Case, stages: list[_Stage], least_ns: float) -> Iterator[Finding]:
+    """least_ns: of lateness in all; among a few steps one burst of another program is many."""
     for one in stages:
         rest = [s.per_layer_ns for s in stages if s is not one and _unit(case, s) == _unit(case, one)]
         if len(one.places) != 1 or not rest:
@@ -165,6 +173,8 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
             continue
         who = one.places[0]
         behind = (one.own_ns - usual * max(1, one.layers)) * one.steps
+        if behind < least_ns:
+            continue
         cause, evidence = cause_of(case, None, who, behind)
         yield Finding(
             class_="late_rank",
