@@ -112,3 +112,18 @@ def test_files_beyond_the_most_are_named_and_the_rest_is_used(tmp_path: Path, mo
     found = gather([tmp_path])
     assert [one.path for one in found.used] == ["a", "b"]
     assert [(one.path, one.reason) for one in found.unusable] == [("c", "not read: more than 2 files")]
+
+
+def test_a_storm_on_one_rank_does_not_drown_the_others(tmp_path: Path) -> None:
+    """2,000 lines of rank 0, then one of rank 3 and one exception of rank 5."""
+    path = tmp_path / "server.log"
+    line = "(Worker_TP{} pid=1{}) ERROR 02-27 10:00:00 [x.py:1] RuntimeError: CUDA error: unspecified launch failure\n"
+    odd = "(Worker_TP0 pid=10) ERROR 02-27 10:00:00 [x.py:1] ValueError: {}\n"
+    text = line.format(0, 0) * 2000 + "".join(map(odd.format, range(500))) + line.format(3, 3)
+    path.write_text(text + odd.format("late").replace("TP0 pid=10", "TP5 pid=15"))
+    _, reading = readers.read(Source(path))
+    errors = [fact for fact in reading.facts if fact.name == "cuda_error"]
+    assert {fact.rank for fact in errors} == {0, 3}
+    assert len(errors) <= 1001
+    assert {fact.rank for fact in reading.facts if fact.name == "exception"} == {0, 5}
+    assert any("999 facts" in note or "1,000 facts" in note or "1000 facts" in note for note in reading.notes)

@@ -14,6 +14,7 @@ from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.shared import Found
 
 REACH = 500  # lines from the announcement of an exception to its own line: the stack stands between
+EACH = 64  # exceptions of a process that are kept
 AFTER = 20  # lines of an exception's own message
 
 Placed = tuple[int, dict[str, str]]
@@ -52,17 +53,26 @@ class Ends:
     def __init__(self, found: Found) -> None:
         self._found = found
         self._announced: dict[str, int] = {}  # by process: the line
+        self._heard: dict[tuple[str, ...], int] = {}
         self._told: dict[tuple[str, str], _Told] = {}  # by process and line: the last of its wording
 
     def announced(self, labels: dict[str, str], at: dict[str, Any]) -> None:
         """A process said that an exception ends it, which is about to follow."""
         self._announced[_who(labels, at["rank"])] = at["line"]
 
+    def stormed(self, who: tuple[str, ...]) -> bool:
+        """Whether a process has told of more exceptions than are kept of one, and none is announced. who: words of the
+        line that tell the process."""
+        if who not in self._heard and len(self._heard) >= shared.MAX_SERIES:
+            return not self._announced
+        self._heard[who] = heard = self._heard.get(who, 0) + 1
+        return heard > EACH and not self._announced
+
     def exception(self, kind: str, row: str, at: dict[str, Any], labels: dict[str, str]) -> None:
         """An exception's own line."""
         who = _who(labels, at["rank"])
         end = "announced" if at["line"] - self._announced.pop(who, -2 * REACH) <= REACH else ""
-        if len(self._told) < shared.MAX_EACH:
+        if end or len(self._told) < shared.MAX_FACTS:
             self._told.setdefault((who, row), _Told(kind, row, at, labels, end))
 
     def last(self, tail: list[tuple[int, str]], place: Callable[[str], Placed], clock: Clock) -> None:

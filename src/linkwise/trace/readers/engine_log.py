@@ -114,14 +114,18 @@ def facts(block: Block, found: Found) -> None:
     for line, raw in block.sifted(_SIEVE):
         row = _plain(raw)
         if kind := mark(row):
-            key = (kind, *_WHOSE.findall(row, 0, _FRONT_CHARS))
+            key = (kind, *_whose(row))
             if key in series or len(series) < shared.MAX_SERIES:
                 series.setdefault(key, Series(2 * SERIES - 1)).add(line, row)
             continue
         bare = _STRIP.sub("", row, count=1)
         if elastic.take(line, bare):
             continue
-        if _STACK.match(bare) and stacks.feed(line, bare, said=_place(row, file_place), unix_ns=clock(row)):
+        if (
+            _STACK.match(bare)
+            and stacks.wants(bare)
+            and stacks.feed(line, bare, said=_place(row, file_place), unix_ns=clock(row))
+        ):
             continue
         if TRANSFER in row and _figures(line, row, found, clock, file_place, _pool(block.title)):
             continue
@@ -156,13 +160,15 @@ def _figures(line: int, row: str, found: Found, clock: Clock, file_place: Placed
 
 def _said(line: int, row: str, found: Found, clock: Clock, file_place: Placed, ends: Ends) -> None:
     """What a line says that is no figure: an event, a setting, an exception."""
-    if typed(row):
-        return
     event = next(((rule, said) for rule in RULES if rule.mark in row and (said := rule.pattern.search(row))), None)
     bound = None if event else _BOUND.search(row) if "bind=" in row else None
     settings = [] if event or bound else _settings(row)
     kind = "" if event or bound or settings else exception(row)
-    if not (event or bound or settings or kind):
+    if not (event or bound or settings or kind) or typed(row):
+        return
+    if event and found.stormed(event[0].kind, event[0].name, _whose(row)):
+        return
+    if kind and ends.stormed(_whose(row)):
         return
     rank, labels = _place(row, file_place)
     at: dict[str, Any] = {"line": line, "unix_ns": clock(row), "rank": rank}
@@ -182,6 +188,10 @@ def _plain(raw: str) -> str:
     """A line without its colours, as long as patterns see it."""
     row = raw[: shared.MAX_LINE]
     return _COLOR.sub("", row) if "\x1b" in row or row.startswith(("[1;", "[0;")) else row
+
+
+def _whose(row: str) -> tuple[str, ...]:
+    return tuple(_WHOSE.findall(row, 0, _FRONT_CHARS))
 
 
 def typed(row: str) -> bool:
@@ -241,7 +251,7 @@ def _bound(bound: re.Match[str], row: str, found: Found, at: dict[str, Any]) -> 
 
 def _settings(row: str) -> list[tuple[str, str]]:
     """Names and values of settings that a line makes or lists."""
-    if not any(name in row for name in _SETTINGS):
+    if ("=" not in row and "bind" not in row) or not any(name in row for name in _SETTINGS):
         return []
     pairs = [(found[1], found[2]) for found in _SETTING.finditer(row)] if _MADE.search(row) else []
     pairs += [("cpu_bind", found[1] or found[2]) for found in _BIND.finditer(row)]

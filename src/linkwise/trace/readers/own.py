@@ -31,6 +31,7 @@ _TAGGED: dict[str, msgspec.json.Decoder[Any]] = {
     "handoff": msgspec.json.Decoder(tuple[str, *(Handoff.__annotations__[n] for n in Handoff._fields)]),  # type: ignore[misc]
     "clock": msgspec.json.Decoder(tuple[str, Count, Count]),
     "lost": msgspec.json.Decoder(tuple[str, Count]),
+    "cut": msgspec.json.Decoder(tuple[str]),
     "open": msgspec.json.Decoder(Open),
     "cpu": msgspec.json.Decoder(Cpu),
 }
@@ -103,7 +104,7 @@ def read(source: Source) -> Reading:
     if source.head.startswith(_OPEN):  # read with the record beside it
         return Reading()
     found = _read(source)
-    return Reading(ranks=(found.record,), facts=tuple(found.facts()))
+    return Reading(ranks=(found.record,), facts=tuple(found.facts()), notes=found.notes())
 
 
 def read_file(path: str | Path) -> RankTrace:
@@ -168,6 +169,7 @@ class _Reading:
     def __init__(self, head: Head, where: str) -> None:
         self.head, self.where = head, where
         self.step, self.lost = -1, 0
+        self.full = False
         self.opened: Open | None = None
         self.events: list[Event] = []
         self.batches: list[Batch] = []
@@ -201,7 +203,7 @@ class _Reading:
             handoffs=tuple(self.handoffs),
             anchors=tuple(self.anchors),
             lost=self.lost,
-            cut=cut,
+            cut=cut or self.full,
             source=self.where,
             format=FORMAT,
         )
@@ -224,6 +226,9 @@ class _Reading:
             self.anchors.append(Anchor(*values))
         elif tag == "lost":
             self.lost += values[0]
+            self.step = -1  # of the calls behind the gap nothing says whose step they are, until the next one begins
+        elif tag == "cut":
+            self.full = True
         elif tag == "over":
             if self.batches and self.batches[-1].step == value[1]:
                 self.batches[-1] = self.batches[-1]._replace(ended_ns=value[2])
@@ -233,6 +238,16 @@ class _Reading:
                 self.cpu = self.cpu[:-1:2] + self.cpu[-1:]
         else:
             self.opened = value
+
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know who reads this record."""
+        said = []
+        if self.record.cut:
+            how = "the disk took no more" if self.full else "its file is cut in the middle of a line"
+            said.append(f"record of rank {self.head.rank} ends early: {how}")
+        if self.record.lost:
+            said.append(f"record of rank {self.head.rank} lacks {self.record.lost:,} calls that were not written")
+        return tuple(said)
 
     def facts(self) -> Iterator[Fact]:
         """What the system said of the rank's time on its cores."""

@@ -201,6 +201,8 @@ class Found:
         self._facts: list[tuple[int, Fact]] = []
         self._series: dict[object, Series[Fact]] = {}
         self._counts: dict[tuple[Kind, str], int] = {}
+        self._ranks: dict[tuple[Kind, str], set[int]] = {}
+        self._heard: dict[tuple[Kind, str], set[tuple[str, ...]]] = {}
         self._snapshots: dict[object, int] = {}
         self._lost, self._lost_series, self._stride = 0, 0, 1
         self._notes: dict[str, None] = {}
@@ -221,6 +223,10 @@ class Found:
         Figures and states without a time of their own get that of their part, with the label time=mtime where that is
         no more than the date of the file.
         """
+        rank = fields.get("rank", -1)
+        if kind != "gauge" and self.full(kind, name, rank):
+            self._lost += 1
+            return
         pairs = tuple((key, word(value)) for key, value in (labels or {}).items() if value)
         fields.setdefault("host", self.host)
         name, fields["device"] = clipped(printable(name), 100), clipped(printable(fields.get("device", "")), 100)
@@ -233,9 +239,7 @@ class Found:
             self._point(line, fact)
             return
         self._counts[kind, name] = self._counts.get((kind, name), 0) + 1
-        if self._counts[kind, name] > MAX_EACH or len(self._facts) >= MAX_FACTS:
-            self._lost += 1
-            return
+        self._ranks.setdefault((kind, name), set()).add(rank)
         if kind == "counter":
             key = (name, fact.device, fact.rank, fact.host, pairs)
             before = self._snapshots.get(key, 0)
@@ -243,6 +247,24 @@ class Found:
             if before:
                 fact = fact._replace(labels=(*pairs, ("snapshot", str(before))))
         self._facts.append((line, fact))
+
+    def full(self, kind: Kind, name: str, rank: int) -> bool:
+        """Whether no more facts of a kind and name are kept of a rank: a storm on one does not drown the others."""
+        if len(self._facts) >= MAX_FACTS:
+            return True
+        return self._counts.get((kind, name), 0) >= MAX_EACH and rank in self._ranks.get((kind, name), ())
+
+    def stormed(self, kind: Kind, name: str, who: tuple[str, ...]) -> bool:
+        """Whether a line of that meaning is one of a storm, and of a process of which it has kept one; counts it as
+        left out if so. who: words of the line that tell the process, cheaper to find than its rank."""
+        if self._counts.get((kind, name), 0) < MAX_EACH:
+            return False
+        heard = self._heard.setdefault((kind, name), set())
+        if who not in heard and len(heard) < MAX_SERIES:
+            heard.add(who)
+            return False
+        self._lost += 1
+        return True
 
     def _point(self, line: int, fact: Fact) -> None:
         key = (fact.name, fact.device, fact.rank, fact.host, tuple(p for p in fact.labels if p[0] != "count"))

@@ -106,6 +106,10 @@ class Stacks:
         self._frames: list[Frame] | None = None
         self._last, self._unix_ns = 0, 0
 
+    def wants(self, text: str) -> bool:
+        """Whether a line can be of a dump: what is indented opens none, a heading with a rank aside."""
+        return self._frames is not None or not text[:1].isspace() or "ank" in text
+
     def feed(self, line: int, text: str, *, said: tuple[int, dict[str, str]] | None = None, unix_ns: int = 0) -> bool:
         """Whether the line is of a dump. said: place that the log says of the line; unix_ns: its time."""
         row = text[: shared.MAX_LINE].rstrip()
