@@ -120,6 +120,7 @@ function drawLayouts() {
       tip: `${one.layout}: ${one.verdict}\nbatch ${count(batch)}: ${digits(user, 3)} tokens/s a user, ${digits(device, 3)} tokens/s a device${one.reason ? `\n${one.reason}` : ""}` };
     points.push(row);
   }));
+  const planned = points.filter((one) => one.big === 2.4 && one.batch === state.data.batches[state.data.plan]).map((one) => ({ ...one, tip: `the plan\n${one.tip}` }));
   points.sort((a, b) => a.faint - b.faint || a.tried - b.tried || a.batch - b.batch);
   const none = layouts.map((one, number) => [one, number]).filter(([one]) => !one.points.length);
   const many = Math.max(1, Math.floor((width - pad - 12) / 9));
@@ -130,7 +131,7 @@ function drawLayouts() {
   const place = { x: { scale: "x", field: "user" }, y: { scale: "y", field: "device" } };
   drawn(draw("layouts", {
     width, height, padding: { left: 0, right: 0, top: 0, bottom: 70 + Math.ceil(cannot.length / many) * 10 },
-    data: [{ name: "points", values: points }, { name: "cannot", values: cannot }, { name: "target", values: rule }],
+    data: [{ name: "points", values: points }, { name: "cannot", values: cannot }, { name: "target", values: rule }, { name: "planned", values: planned }],
     scales: [{ name: "x", type: "log", domain: positive("user"), range: [pad, width - 12], nice: false }, { name: "y", type: "log", domain: positive("device"), range: [height, 10], nice: false }],
     axes: [{ orient: "bottom", scale: "x", title: "interactivity: tokens/s a user", grid: true, tickCount: width < 560 ? 4 : 8, format: "~g", labelOverlap: true, labelFlush: true },
       { orient: "left", scale: "y", title: "throughput: output tokens/s a device", offset: -pad, tickCount: 6, format: "~s", labelOverlap: true }],
@@ -138,11 +139,12 @@ function drawLayouts() {
       { type: "rule", from: { data: "target" }, encode: { update: { x: { scale: "x", field: "x" }, y: { value: 10 }, y2: { value: height }, stroke: { value: "var(--ink)" }, strokeDash: { value: [5, 4] }, tooltip: { field: "tip" } } } },
       { type: "group", from: { facet: { name: "one", data: "points", groupby: "tried" } }, marks: [{ type: "line", from: { data: "one" }, interactive: false, encode: { update: { ...place, stroke: { field: "colour" }, strokeWidth: { field: "big" }, strokeOpacity: { field: "faint" } } } }] },
       { type: "symbol", from: { data: "points" }, encode: { update: { ...place, fill: { field: "colour" }, size: { field: "size" }, shape: { field: "shape" }, fillOpacity: { field: "faint" }, tooltip: { field: "tip" }, cursor: { value: "pointer" } } } },
+      { type: "symbol", from: { data: "planned" }, encode: { update: { ...place, fill: { value: "transparent" }, stroke: { value: "var(--ink)" }, strokeWidth: { value: 2 }, size: { value: 260 }, tooltip: { field: "tip" }, cursor: { value: "pointer" } } } },
       { type: "symbol", from: { data: "cannot" }, encode: { update: { x: { field: "x" }, y: { field: "y" }, size: { value: 30 }, shape: { value: "cross" }, fill: { value: "var(--rejected)" }, fillOpacity: { value: 0.7 }, tooltip: { field: "tip" }, cursor: { value: "pointer" } } } },
       { type: "text", encode: { update: { ...fixed(TEXT), x: { value: pad }, y: { value: height + 50 }, fill: { value: "var(--soft)" }, text: { value: cannot.length ? `${count(cannot.length)} layouts that cannot run here, each with its reason` : "" } } } },
     ],
   }, "Layouts by throughput and interactivity; the table below says the same."));
-  $("layouts-keys").replaceChildren(legend(Object.entries(VERDICT).filter(([name]) => layouts.some((one) => one.verdict === name)).map(([name, colour]) => [colour, name])));
+  $("layouts-keys").replaceChildren(legend(Object.entries(VERDICT).filter(([name]) => layouts.some((one) => one.verdict === name)).map(([name, colour]) => [colour, name === "chosen" ? "chosen (ring: the plan)" : name])));
   paint($("layouts-keys"));
   const best = (one) => one.points[one.points.length - 1];
   $("layouts-table").replaceChildren(table(`${count(layouts.length)} layouts${left ? `; ${count(left)} more are left out: illegal ones, and those far from the best` : ""}`,
