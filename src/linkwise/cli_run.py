@@ -121,13 +121,13 @@ def run(
     if start is None:
         from linkwise.runtime.driver import LocalUnit
 
-        unit = LocalUnit("run", asked.spec)
+        unit = LocalUnit("run", asked.spec, say=streams.say)
     else:
         from linkwise.runtime import hosted
 
         if start.rank:
             return hosted.follow(start, asked.spec.timeout_s, streams.say)
-        unit = hosted.lead(start, asked.spec)
+        unit = hosted.lead(start, asked.spec, streams.say)
     sampling = (temperature, top_p, seed)
     return _driven(
         unit, asked, prompt, chat, max_tokens, sampling, check=check, json=json, start=start, strict_map=strict_map
@@ -223,6 +223,8 @@ def _driven(
     finally:
         unit.stop()
         signal.signal(signal.SIGTERM, before)
+        if unit.load.unwritten_events:
+            streams.say(f"{unit.load.unwritten_events:,} events are missing in the traces: they could not be written")
     if json:
         cli_base.print_json(_data(answer, asked, len(ids), ready_s, facts, found))
     else:

@@ -218,10 +218,10 @@ def serve(
     called = name or weights.resolve().name
     metrics = Metrics(called, supervisor.max_tokens)
     with bind(host, port) as listener:
+        kept = Spans(spans, called, streams.say)
         service = Service(
-            supervisor, text, called, metrics, Spans(spans, called), limits, key, int(time.time()), trace_key,
-            asked.model.vocab,
-        )  # fmt: skip
+            supervisor, text, called, metrics, kept, limits, key, int(time.time()), trace_key, asked.model.vocab
+        )
         ranks = what.replicas * asked.spec.ranks
         return run(service, listener, streams.say, drain_s=parse_time(drain, where="--drain"), ranks=ranks)
 

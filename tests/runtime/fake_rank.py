@@ -78,6 +78,10 @@ class FakeRank:
     def progress(self) -> tuple[int, str]:
         return self.calls + self.pieces, self.waiting
 
+    def unwritten(self) -> tuple[int, str]:
+        file = Path(self.spec.weights) / "unwritten"  # [events, why]
+        return tuple(json.loads(file.read_text())) if file.exists() else (0, "")
+
     def run(self, message: Run) -> tuple[tuple[tuple[int, int], ...], int, tuple[()]]:
         batch = message.step.batches[self.place["dp_attn"]]
         for token in {token for row in batch if row.prompt for token in row.tokens}:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.runtime.fake_model import text
 from tests.runtime.fake_rank import BUSY, LAG, LEAVE, LONG, RAISE, SLEEP, prepare
+from tests.supervise.fake import until
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
@@ -243,6 +244,22 @@ def test_counters_go_on_over_lives_that_nobody_looked_at(driven: Any, tmp_path: 
     one.until_end(1)
     load = one.unit.load
     assert (load.prompt_tokens, load.generated_tokens) == (3 + 5, 4 + 6)
+
+
+def test_traces_that_are_not_written_are_told_and_counted(driven: Any, tmp_path: Path) -> None:
+    one = driven(Layout(tp=2)).ready()
+    (tmp_path / "unwritten").write_text('[3, "no space left on device"]')
+    name = one.unit.name
+    assert until(lambda: one.lines)
+    (tmp_path / "unwritten").write_text('[5, ""]')
+    assert until(lambda: len(one.lines) == 2)
+    assert one.lines == [
+        f"{name}: traces are not written: rank 0: no space left on device; the ranks go on without",
+        f"{name}: traces are written again; 10 events are missing",
+    ]
+    (tmp_path / "unwritten").write_text('[7, "no space left on device"]')  # what is told last counts too
+    one.unit.stop()
+    assert one.unit.load.unwritten_events == 14
 
 
 def test_an_error_is_told_by_its_rank(driven: Any) -> None:

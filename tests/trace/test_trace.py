@@ -2,18 +2,20 @@
 
 import hashlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.full_disk import files_end_at
 
 from linkwise.core.errors import InputError
 from linkwise.trace.calls import of_events
 from linkwise.trace.events import Anchor, Batch, Event, Handoff, Head, RankTrace, request_key
+from linkwise.trace.readers import own
+from linkwise.trace.readers.base import Source
 from linkwise.trace.readers.own import read_file, read_folder
-from linkwise.trace.writer import Row, Writer, open_writer
+from linkwise.trace.writer import Row, Writer, note_fault, open_writer
 
 HEAD = Head(
     rank=1, world=4, unit="replica 0", pool="prefill", host="node-a", device="H100", uuid="GPU-1", transport="nccl",
@@ -107,16 +109,46 @@ def test_what_a_killed_process_leaves_is_read(tmp_path: Path) -> None:
     assert back.cut
 
 
-def test_a_disk_that_fails_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_costs_events_which_are_counted_and_told(tmp_path: Path) -> None:
     made = writer(tmp_path)
-    os.close(made._file)
-    made._file = os.open("/dev/full", os.O_WRONLY)
-    made.add(row(0))
+    for number in range(10):
+        made.add(row(number))
     made.flush()
-    assert "space" in made.trouble.lower()
-    made.add(row(1))
-    made.flush()
+    with files_end_at(made.path.stat().st_size + 100):  # one row and a half
+        for number in range(10, 20):
+            made.add(row(number))
+        made.batch(Batch(3, 2_001, ("ab12", ""), (1, 17)))
+        made.flush()
+        assert (made.trouble, made.unwritten) == ("file too large", 11)
+        reading = own.read(Source(made.path))
+        (back,) = reading.ranks
+        assert [event.sequence for event in back.calls] == [*range(10)]
+        assert back.cut
+        assert reading.notes == (f"record of rank {HEAD.rank} ends early: the disk took no more",)
+        made.add(row(20))
+        made.flush()
+        assert made.unwritten == 12
+    made.add(row(21))
     made.close()
+    assert made.trouble == ""
+    back = read_file(made.path)
+    assert [event.sequence for event in back.calls] == [*range(10), 21]
+    assert (back.lost, back.cut) == (11, False)
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_no_file_without_a_first_line(tmp_path: Path) -> None:
+    with files_end_at(10):
+        made = writer(tmp_path)
+        assert made.trouble == "file too large"
+        made.add(row(0))
+        made.flush()
+        assert list(tmp_path.iterdir()) == []
+        assert note_fault(tmp_path, "a", (0,), "dead", "gone") == "file too large"
+        assert [path.stat().st_size for path in tmp_path.iterdir()] == [0]
+    made.add(row(1))
+    made.close()
+    back = read_file(made.path)
+    assert ([event.sequence for event in back.calls], back.lost) == ([1], 1)
 
 
 def test_times_of_day() -> None:

@@ -125,6 +125,10 @@ class Built:
     def progress(self) -> tuple[int, str]:
         return self.comm.calls + self.stage.pieces, self.comm.waiting
 
+    def unwritten(self) -> tuple[int, str]:
+        writer = self._recorder.writer if self._recorder is not None else None
+        return (writer.unwritten, writer.trouble) if writer is not None else (0, "")
+
     def run(self, message: Run) -> tuple[tuple[tuple[int, int], ...], int, tuple[Seen, ...]]:
         before = self._waited
         if self._recorder is not None:

@@ -108,6 +108,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """Alive. step: the last one begun, -1 = none. calls: finished, and pieces of steps computed, so far.
     waiting: role of the call under way. cpu_ns: processor time of the thread that runs steps, 0 = says nothing.
+    unwritten: events that its trace lacks so far; trouble: why nothing is written to it now, empty = all is well.
     """
 
     step: int
@@ -115,6 +116,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     waiting: str
     at_ns: int
     cpu_ns: int = 0
+    unwritten: int = 0
+    trouble: str = ""
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
@@ -341,17 +344,20 @@ class Channel:
         found.extend(self.frames.feed(data))
         return found
 
-    def part(self, deadline: float) -> None:
-        """Say the last words and wait, until time.monotonic() is `deadline`, for the peer to leave.
+    def part(self, deadline: float) -> list[FromRank]:
+        """Say the last words and wait, until time.monotonic() is `deadline`, for the peer to leave; returns its own.
 
         A socket that is closed with something unread takes what it has sent back from a peer that has not read it yet.
         """
-        with contextlib.suppress(OSError):
+        found: list[FromRank] = []
+        with contextlib.suppress(OSError, Broken):
             self.socket.settimeout(max(0.001, deadline - time.monotonic()))
             self.socket.sendall(self._left)
             self.socket.shutdown(socket.SHUT_WR)
-            while self.socket.recv(_CHUNK) and time.monotonic() < deadline:
+            while (data := self.socket.recv(_CHUNK)) and time.monotonic() < deadline:
+                found.extend(self.frames.feed(data))
                 self.socket.settimeout(max(0.001, deadline - time.monotonic()))
+        return found
 
     def close(self) -> None:
         self.socket.close()

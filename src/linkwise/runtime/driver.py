@@ -102,7 +102,8 @@ class LocalUnit:
             return before
         loads = [pool.scheduler.load for pool in group.pools]
         now = Load(*(sum(values) for values in zip(*loads, strict=True)))
-        # Schedulers count from zero in each life.
+        now = now._replace(unwritten_events=group.unwritten)
+        # Schedulers and ranks count from zero in each life.
         return Load(*now[:4], *(was + value for was, value in zip(before[4:], now[4:], strict=True)))
 
     @property
@@ -230,15 +231,19 @@ class LocalUnit:
         for id, sink in sinks.items():
             self._tell(sink, Failed(id, fault or _STOPPED))
         with self._lock:
-            load = self._loaded()
+            load, before_it = self._loaded(), self._load.unwritten_events
             group, self._group = self._group, None
             self._load = Load(0, 0, load.kv_tokens, 0, *load[4:])
         if fault is not None and self.spec.trace:
-            note_fault(Path(self.spec.trace), self.name, fault.ranks, fault.kind, fault.message)
+            why = note_fault(Path(self.spec.trace), self.name, fault.ranks, fault.kind, fault.message)
+            if why:
+                self._aloud(f"the fault is not noted beside the traces: {why}")
         if fault is not None:
             watch("failed", fault)  # before the wait: the system takes its time to free what killed ranks held
         if group is not None:
             group.bury(kindly=fault is None)
+            with self._lock:  # its last words came just now
+                self._load = self._load._replace(unwritten_events=before_it + group.unwritten)
         if fault is None:
             watch("stopped", None)
 

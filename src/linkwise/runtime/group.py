@@ -84,6 +84,7 @@ class Group:
         self.spec, self.pools, self.launched, self._deliver, self._told = spec, pools, launched, deliver, told
         self._say = say
         self._behind: set[int] = set()  # ranks that hold the others up, as was said
+        self._untraced = False  # traces are not written, as was said
         self.facts: dict[int, RankFacts] = {}
         self.observed: list[Observed] = []
         self.arrivals = Arrivals([stage for pool in pools for stage in pool.stages])
@@ -290,6 +291,7 @@ class Group:
             self._shown = now
             self._all(Here())
         self._ends.look(now, ready=self.ready)
+        self._look_at_traces()
         if not self.ready:
             self._rises(now)
             return
@@ -328,6 +330,20 @@ class Group:
             elif rank in self._behind and arrival.own_s <= arrival.others_s:
                 self._behind.discard(rank)
                 self._say(f"rank {rank} keeps up again")
+
+    def _look_at_traces(self) -> None:
+        """Say it when ranks' traces are no longer written, and when they are again."""
+        view = next((view for view in self.views if view.trouble), None)
+        if view is not None and not self._untraced:
+            self._say(f"traces are not written: rank {view.rank}: {view.trouble}; the ranks go on without")
+        elif view is None and self._untraced:
+            self._say(f"traces are written again; {self.unwritten:,} events are missing")
+        self._untraced = view is not None
+
+    @property
+    def unwritten(self) -> int:
+        """Events that the ranks' traces lack."""
+        return sum(view.unwritten for view in self.views)
 
     @property
     def idle(self) -> bool:

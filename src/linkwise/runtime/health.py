@@ -27,7 +27,7 @@ class View:
     """What the driver knows of a rank. Times: seconds of the driver's monotonic clock.
 
     heard: last message. changed: last progress. got_on: the same inside a step, 0 = never. busy: last seen computing.
-    given, done: pieces of work. step, calls, waiting, at_ns, cpu_ns: of its last Beat.
+    given, done: pieces of work. step, calls, waiting, at_ns, cpu_ns, unwritten, trouble: of its last Beat.
     """
 
     rank: int
@@ -42,6 +42,8 @@ class View:
     busy: float = 0.0
     at_ns: int = 0
     cpu_ns: int = 0
+    unwritten: int = 0
+    trouble: str = ""
 
     def give(self, now: float) -> None:
         if self.given == self.done:
@@ -60,6 +62,7 @@ class View:
         if self.cpu_ns and worked >= BUSY_SHARE * passed > 0:
             self.busy = now
         self.at_ns, self.cpu_ns = beat.at_ns, beat.cpu_ns
+        self.unwritten, self.trouble = beat.unwritten, beat.trouble
 
     def alive(self, timeout_s: float) -> float:
         """When it last got on, or computed at something that takes long."""

@@ -21,8 +21,9 @@ _KEY = "linkwise.driver"
 SILENT_SHARE = 0.75  # of the time limit; the rest is for the launcher, which ends the other ranks
 
 
-def lead(start: Start, spec: UnitSpec) -> LocalUnit:
-    """The unit, on rank 0: once it is started, this process is a rank as well, in a thread of its own."""
+def lead(start: Start, spec: UnitSpec, say: Callable[[str], None] = lambda line: None) -> LocalUnit:
+    """The unit, on rank 0: once it is started, this process is a rank as well, in a thread of its own. say: as the
+    unit's."""
     store = None if start.hosted else serve(start.host, start.port, spec.timeout_s)
 
     def publish(host: str, port: int, token: str) -> threading.Thread:
@@ -34,7 +35,7 @@ def lead(start: Start, spec: UnitSpec) -> LocalUnit:
         rank.start()
         return rank
 
-    return LocalUnit("run", spec, launched=lambda: Elsewhere(publish), host=start.host)
+    return LocalUnit("run", spec, launched=lambda: Elsewhere(publish), host=start.host, say=say)
 
 
 def _rank(start: Start, host: str, port: int, token: str, store: Any) -> None:

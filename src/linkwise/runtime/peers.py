@@ -5,7 +5,7 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from linkwise.runtime.control import MAX_FRAME, Broken, Channel, FromRank, Hello, new_token, same_token
+from linkwise.runtime.control import MAX_FRAME, Beat, Broken, Channel, FromRank, Hello, new_token, same_token
 
 MAX_STRANGERS = 64
 
@@ -64,9 +64,14 @@ class Peers:
             self._lost(rank, str(error))
 
     def part(self, deadline: float) -> None:
-        """Wait until then, by time.monotonic(), for the ranks to leave, once they were told to."""
-        for channel in self._channels.values():
-            channel.part(deadline)
+        """Wait until then, by time.monotonic(), for the ranks to leave, once they were told to.
+
+        Their last signs of life are passed on, and nothing else any more.
+        """
+        for rank, channel in self._channels.items():
+            for message in channel.part(deadline):
+                if isinstance(message, Beat):
+                    self._hear(rank, message)
 
     def close(self) -> None:
         for channel in (*self._channels.values(), *self._strangers):

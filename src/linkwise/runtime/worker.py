@@ -64,6 +64,9 @@ class Runs(Protocol):
     def progress(self) -> tuple[int, str]:
         """Calls finished and pieces of steps computed so far, and the role of the call under way."""
 
+    def unwritten(self) -> tuple[int, str]:
+        """Events that the trace lacks so far, and why nothing is written to it now."""
+
     def run(self, message: Run) -> tuple[tuple[tuple[int, int], ...], int, tuple[Seen, ...]]:
         """Run a step. Returns what was drawn, nanoseconds spent in calls, and the calls seen if they are observed."""
 
@@ -127,6 +130,8 @@ def serve(
                 _work(line, inbox, runs, state)
             except Exception as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
                 return _give_up(line, home, error, leave)
+        with contextlib.suppress(Broken):  # how much of the trace was written is known only now
+            line.send(_sign(state, threading.get_ident()))
         return 0
     except Broken:
         return 1
@@ -185,10 +190,17 @@ def _beat(line: Line, state: _State, over: threading.Event, thread: int) -> None
     """thread: the one that runs steps."""
     with contextlib.suppress(Broken):
         while not over.wait(BEAT_S):
-            calls, waiting = state.runs.progress() if state.runs else (0, "")
-            # Where others compute for it a thread is busy waiting for them: that proves nothing.
-            own = state.runs is not None and state.runs.facts.device == "cpu"
-            line.send(Beat(state.step, calls, waiting, time.monotonic_ns(), _cpu_ns(thread) if own else 0))
+            line.send(_sign(state, thread))
+
+
+def _sign(state: _State, thread: int) -> Beat:
+    """A sign of life. thread: the one that runs steps."""
+    runs = state.runs
+    if runs is None:
+        return Beat(state.step, 0, "", time.monotonic_ns())
+    # Where others compute for it a thread is busy waiting for them: that proves nothing.
+    cpu_ns = _cpu_ns(thread) if runs.facts.device == "cpu" else 0
+    return Beat(state.step, *runs.progress(), time.monotonic_ns(), cpu_ns, *runs.unwritten())
 
 
 def _cpu_ns(thread: int) -> int:

@@ -72,7 +72,7 @@ Event = Token | Finished | Failed
 
 
 class Load(NamedTuple):
-    """What a unit has at hand, for routing and metrics. KV in tokens."""
+    """What a unit has at hand, for routing and metrics. KV in tokens. unwritten_events: that its ranks' traces lack."""
 
     running: int
     waiting: int
@@ -82,6 +82,7 @@ class Load(NamedTuple):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    unwritten_events: int = 0
 
 
 class Unit(Protocol):

@@ -7,13 +7,14 @@ had not written yet is at most what it did since the thread's last turn.
     line 1      {"schema": "linkwise.trace/1", "rank": ..., ...}       `events.Head`
     a call      [op, role, group, members, sequence, S_bytes, dtype, peer, created_ns, started_ns, ended_ns]
     others      ["step", ...Batch up to its tokens], ["over", step, ended_ns], ["handoff", ...Handoff],
-                ["clock", monotonic_ns, unix_ns], ["lost", calls],
+                ["clock", monotonic_ns, unix_ns], ["lost", calls], ["cut"],
                 ["open", role, step, since_ns, op, group, sequence, S_bytes, dtype, peer],
                 ["cpu", run_ns, run_delay_ns, periods, throttled, throttled_us, monotonic_ns]
 
 A call that takes longer than a turn is written as open. And the call under way stands in a small file beside, mapped
 into memory: what a process has put there outlives it however it ends, so its record ends with the call it was in
 (`Slot`).
+A disk that takes nothing more is tried again every second; `cut` is then the record's end, where it finds room.
 `cpu` is what the system says of the process's threads and of its control group, counted since their start.
 What a group's driver sees of its ranks goes into a file beside theirs (`note_fault`).
 """
@@ -34,6 +35,7 @@ from msgspec import Meta
 
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
+from linkwise.trace.bounded import Bounded, append_whole, why
 from linkwise.trace.events import Anchor, Batch, Count, Handoff, Head, Members, Name, Number
 
 EVENTS = 65_536
@@ -41,6 +43,8 @@ FILE_BYTES = 64 * 2**20
 TURN_S = 0.1  # a driver that sees a rank stopped or gone ends the others within half a second: they must have written
 ANCHOR_S = 10.0
 CPU_S = 0.5
+RETRY_S = 1.0  # between two tries to write to a disk that takes nothing
+_NO_EVENTS = frozenset({"over", "open", "clock", "cpu"})  # rows that say more of an event, or of the process
 SUFFIX, EARLIER, FAULTS, OPEN = ".trace.jsonl", ".earlier.trace.jsonl", ".faults.jsonl", ".open.jsonl"
 
 
@@ -137,25 +141,27 @@ class Writer:
     """One rank's record. Made by `open_writer`.
 
     add: takes a `Row` or a tuple in its order; cheap, never blocks and never fails: with a full buffer the oldest goes.
-    trouble: why nothing is written any more, empty = all is well. A full disk must not end a serving group.
+    trouble: why nothing is written now, empty = all is well. A full disk must not end a serving group.
+    unwritten: calls, steps and handoffs that the record lacks, for that or for a full buffer.
     """
 
     def __init__(self, path: Path, head: Head, events: int, file_bytes: int, turn_s: float) -> None:
         self.path, self.earlier = path, path.with_name(path.name.removesuffix(SUFFIX) + EARLIER)
-        self.head, self.trouble = head, ""
+        self.head, self.unwritten = head, 0
         self._buffer: deque[Any] = deque(maxlen=events)
         self.add = self._buffer.append
         self.inside: Callable[[], Open | None] = lambda: None  # the call under way
         self.slot: Slot | None = None
         self.usage: Callable[[], Cpu | None] = lambda: None
         self.step = -1
-        self._room = file_bytes // 2
         self._encode = msgspec.json.Encoder().encode_lines
         self._next: dict[str, int] = {}
+        self._missing = self._again = 0  # calls to be told as lost; when to write again, monotonic ns
         self._anchored = self._used = time.monotonic_ns()
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._file, self._size = self._new(), 0
-        self._put(msgspec.json.encode(head) + b"\n")
+        self._lock, self._over, self._closed = threading.Lock(), threading.Event(), False
+        self._heads = 0
+        self._files = Bounded(path, self.earlier, file_bytes // 2, self._head)
+        self.trouble = self._files.put(b"")
         self._thread = threading.Thread(target=self._run, args=(turn_s,), name="linkwise-trace", daemon=True)
         if turn_s > 0:
             self._thread.start()
@@ -177,17 +183,17 @@ class Writer:
         self._buffer.append(Open("open", role, step, since_ns, *call))
 
     def flush(self) -> None:
-        """Write what is in the buffer."""
+        """Write what is in the buffer; what cannot be written is counted."""
         with self._lock:
-            if self.trouble:
-                self._buffer.clear()
-                return
             buffer = self._buffer
+            if self._closed:
+                buffer.clear()
+                return
             full = len(buffer) == buffer.maxlen
             rows = [buffer.popleft() for _ in range(len(buffer))]
             missing = self._gap(rows, full)
-            if missing:
-                rows.insert(0, ("lost", missing))
+            self.unwritten += missing
+            self._missing += missing
             now = time.monotonic_ns()
             if now - self._anchored > ANCHOR_S * 1e9:
                 self._anchored = now
@@ -195,20 +201,36 @@ class Writer:
             if now - self._used > CPU_S * 1e9:
                 self._use(rows, now)
             if rows:
-                self._put(self._encode(rows))
+                self._write(rows, now)
+
+    def _write(self, rows: list[Any], now: int) -> None:
+        if now >= self._again:
+            lost = [("lost", self._missing)] if self._missing else []
+            self.trouble = self._files.put(self._encode([*lost, *rows]))
+        if not self.trouble:
+            self._missing = self._again = 0
+            return
+        if now >= self._again:
+            self._again = now + int(RETRY_S * 1e9)
+        self._missing += sum(len(row) == len(Row._fields) for row in rows)
+        self.unwritten += sum(row[0] not in _NO_EVENTS for row in rows)
 
     def close(self) -> None:
         """Write the rest and end. Idempotent."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(5.0)
-        self._used = 0
+        self._used = self._again = 0
         self.flush()
         with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
-                self.trouble = self.trouble or "closed"
+            self._files.close()
+            self._closed = True
+
+    def _head(self) -> bytes:
+        """A file's first line. A later file has an anchor of its own."""
+        self._heads += 1
+        head = self.head if self._heads == 1 else msgspec.structs.replace(self.head, anchor=anchor())
+        return msgspec.json.encode(head) + b"\n"
 
     def _use(self, rows: list[Any], now: int) -> None:
         used = self.usage()
@@ -252,29 +274,6 @@ class Writer:
                     break
         return missing
 
-    def _new(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        try:
-            return os.open(self.path, flags, 0o640)
-        except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror}", where=str(self.path)) from None
-
-    def _put(self, data: bytes) -> None:
-        """Append to the file, or begin another one; what does not fit into a whole one is dropped."""
-        try:
-            if self._size and self._size + len(data) > self._room:
-                os.close(self._file)
-                self._file = -1
-                os.replace(self.path, self.earlier)
-                self._file, self._size = self._new(), 0
-                data = msgspec.json.encode(msgspec.structs.replace(self.head, anchor=anchor())) + b"\n" + data
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
-            self._size += len(data)
-        except (OSError, InputError) as error:
-            self.trouble = str(error)
-
 
 def anchor() -> Anchor:
     """Now, on both clocks."""
@@ -298,11 +297,17 @@ def open_writer(
     return Writer(folder / name, head, events, file_bytes, turn_s)
 
 
-def note_fault(folder: Path, unit: str, ranks: Sequence[int], kind: str, message: str) -> None:
-    """Keep what a driver saw of its ranks beside their records. Never fails: a full disk must not end a driver."""
+def note_fault(folder: Path, unit: str, ranks: Sequence[int], kind: str, message: str) -> str:
+    """Keep what a driver saw of its ranks beside their records. Never fails: a full disk must not end a driver.
+
+    Returns why it could not be kept; empty = it is.
+    """
     fault = Noted(unit=unit[:200], ranks=tuple(ranks), kind=kind[:40], message=message[:1000], unix_ns=time.time_ns())
     name = re.sub(r"[^A-Za-z0-9_-]", "_", unit)[:60] or "unit"
-    with contextlib.suppress(OSError):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f"{name}{FAULTS}", "ab") as file:
-            file.write(msgspec.json.encode(fault) + b"\n")
+            append_whole(file.fileno(), msgspec.json.encode(fault) + b"\n", file.tell())
+    except OSError as error:
+        return why(error)
+    return ""

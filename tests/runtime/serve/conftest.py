@@ -32,9 +32,11 @@ class Running:
     ) -> None:  # fmt: skip
         self.units, self.text = units, FakeText()
         self.supervisor = Supervisor(units, rules)
+        self.said: list[str] = []
         self.service = Service(
-            self.supervisor, self.text, "tiny", Metrics("tiny", 512), Spans(spans, "tiny"), limits, key, 1_700_000_000
-        )
+            self.supervisor, self.text, "tiny", Metrics("tiny", 512), Spans(spans, "tiny", self.said.append), limits,
+            key, 1_700_000_000,
+        )  # fmt: skip
         self.supervisor.start()
         self.listener: socket.socket = bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]

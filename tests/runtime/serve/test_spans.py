@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.full_disk import files_end_at
 from tests.runtime.serve.words import written
 from tests.supervise.fake import FakeUnit, until
 
@@ -78,6 +79,28 @@ def test_a_retry_and_the_counts_are_in_them(spans) -> None:
 def test_a_request_without_a_parent_begins_a_trace(spans) -> None:
     (request,) = [s for s in spans if s["name"] == "request" and s["traceId"] != TRACE]
     assert "parentSpanId" not in request
+
+
+def test_a_full_disk_costs_spans_which_are_counted_and_told(serve, tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    server = serve(spans=path)
+
+    def asked() -> int:
+        assert server.ask("hi", 3).status_code == 200
+        assert server.service.spans._provider.force_flush()
+        return len(path.read_text().splitlines())
+
+    assert asked() == 1
+    with files_end_at(path.stat().st_size + 20):
+        assert asked() == 1  # nothing of a line that does not fit
+        assert asked() == 1
+    assert server.metric("linkwise:spans_dropped_total{") == 2 * 4  # request, queue, prefill, decode
+    assert asked() == 2
+    assert server.said == [
+        f"spans are not written to {path}: file too large; requests go on without",
+        f"spans are written again to {path}; 8 are missing",
+    ]
+    assert server.metric('linkwise:trace_events_dropped_total{engine="0"') == 0
 
 
 def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def create_app(service: Service, full: Callable[[], bool] = lambda: False) -> AS
     """
     app = FastAPI(title="linkwise", openapi_url=None)
     routes = _Routes(service)
-    service.metrics.watch(service.supervisor, routes.reading)
+    service.metrics.watch(service.supervisor, routes.reading, lambda: service.spans.dropped)
     for path, method, route in (
         ("/v1/completions", "POST", routes.completions),
         ("/v1/chat/completions", "POST", routes.chat),

@@ -61,9 +61,10 @@ class Metrics:
         for reason in ("full", "down", "timeout", "invalid"):
             self._refused.labels(model, reason)
 
-    def watch(self, supervisor: Supervisor, reading: Callable[[], int]) -> None:
-        """Read the supervisor and its units at every scrape. reading: requests that are not yet the supervisor's."""
-        self.registry.register(_Units(self._model, supervisor, reading))
+    def watch(self, supervisor: Supervisor, reading: Callable[[], int], dropped: Callable[[], int]) -> None:
+        """Read the supervisor and its units at every scrape. reading: requests that are not yet the supervisor's.
+        dropped: spans that could not be written."""
+        self.registry.register(_Units(self._model, supervisor, reading, dropped))
 
     def first(self, prompt_tokens: int, seconds: float) -> None:
         self._prompt.inc(prompt_tokens)
@@ -97,8 +98,10 @@ class Metrics:
 class _Units:
     """What the supervisor and its units say at the moment of a scrape."""
 
-    def __init__(self, model: str, supervisor: Supervisor, reading: Callable[[], int]) -> None:
-        self._model, self._supervisor, self._reading = model, supervisor, reading
+    def __init__(
+        self, model: str, supervisor: Supervisor, reading: Callable[[], int], dropped: Callable[[], int]
+    ) -> None:
+        self._model, self._supervisor, self._reading, self._dropped = model, supervisor, reading, dropped
 
     def describe(self) -> list[Metric]:
         return []
@@ -127,6 +130,9 @@ class _Units:
         yield counter(
             "vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda load: load.prefix_hit_tokens
         )
+        yield counter(
+            "linkwise:trace_events_dropped", "Events that ranks' traces lack.", lambda load: load.unwritten_events
+        )
         yield from self._own()
 
     def _own(self) -> Iterator[Metric]:
@@ -146,6 +152,7 @@ class _Units:
         for name, help, value in (
             ("linkwise:retries", "Requests moved on after a fault.", supervisor.retries),
             ("linkwise:stale_events", "Events of attempts that owned nothing any more.", supervisor.stale),
+            ("linkwise:spans_dropped", "Spans that could not be written.", self._dropped()),
             ("linkwise:affine_requests", "Requests routed to a unit that knew their beginning.", supervisor.affine),
         ):
             family: Any = CounterMetricFamily(name, help, labels=("model_name",))

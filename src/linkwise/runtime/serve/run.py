@@ -154,9 +154,19 @@ async def _serve(
         stopping.cancel()
         await asyncio.gather(stopping, rising, return_exceptions=True)
         service.spans.close()
+        _tell_dropped(service, say)
     if failure is not None:
         raise failure
     return 130 if signals and signals[0] == signal.SIGINT else 0
+
+
+def _tell_dropped(service: Service, say: Callable[[str], None]) -> None:
+    """At the end: what could not be written."""
+    events = sum(load.unwritten_events for load in service.supervisor.loads().values())
+    if events:
+        say(f"{events:,} events are missing in the traces: they could not be written")
+    if service.spans.dropped:
+        say(f"{service.spans.dropped:,} spans are missing: they could not be written")
 
 
 async def _end(supervisor: Supervisor, server: Any, running: Any, hurry: asyncio.Event, drain_s: float) -> None:

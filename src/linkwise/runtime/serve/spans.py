@@ -4,17 +4,19 @@ request (child of the client's W3C traceparent) > queue (until a unit has it), p
 """
 
 import json
+import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from linkwise._version import __version__
 from linkwise.core.errors import InputError
 from linkwise.supervise.supervisor import Placed
+from linkwise.trace.bounded import append_whole, why
 
-MAX_FILE_BYTES = 2**30  # then spans are dropped, and the file says no more
+MAX_FILE_BYTES = 2**30  # then spans are dropped
 
 
 class Trail:
@@ -79,10 +81,11 @@ class _Trail(Trail):
 
 
 class Spans:
-    """Makes trails; without a file they keep nothing."""
+    """Makes trails; without a file they keep nothing. say: takes a line when spans are not written, or are again."""
 
-    def __init__(self, path: str | Path | None, model: str) -> None:
+    def __init__(self, path: str | Path | None, model: str, say: Callable[[str], None] = lambda line: None) -> None:
         self._provider: Any = None
+        self._lines: Any = None
         self._model = model
         if path is None:
             return
@@ -97,7 +100,8 @@ class Spans:
             ) from None
         resource = Resource({"service.name": "linkwise", "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter(path)))
+        self._lines = exporter(path, say)
+        self._provider.add_span_processor(BatchSpanProcessor(self._lines))
         self._tracer = self._provider.get_tracer("linkwise.serve", __version__)
         self._parents = TraceContextTextMapPropagator()
 
@@ -109,6 +113,11 @@ class Spans:
         given = {"gen_ai.request.model": self._model, **attributes}
         return _Trail(self._tracer, self._parents.extract(wanted), given, began)
 
+    @property
+    def dropped(self) -> int:
+        """Spans that could not be written."""
+        return self._lines.dropped if self._lines is not None else 0
+
     def close(self) -> None:
         """Write what is still held."""
         if self._provider is not None:
@@ -116,30 +125,46 @@ class Spans:
             self._provider = None
 
 
-def exporter(path: str | Path) -> Any:
-    """A span exporter that appends one OTLP-JSON object per line and batch. InputError when the file cannot be made."""
+def exporter(path: str | Path, say: Callable[[str], None] = lambda line: None) -> Any:
+    """A span exporter that appends one OTLP-JSON object per line and batch. InputError when the file cannot be made.
+
+    A batch that cannot be written is dropped and counted (`dropped`): a full disk costs spans, never requests.
+    """
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     try:
-        file = Path(path).open("ab")  # noqa: SIM115 - open as long as the server runs
+        file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open as long as the server runs
     except OSError as error:
         raise InputError(f"cannot be written: {(error.strerror or str(error)).lower()}", where=str(path)) from None
 
     class _Lines(SpanExporter):
         def __init__(self) -> None:
             self._lock = threading.Lock()
+            self._trouble, self.dropped = "", 0
 
         def export(self, spans: Sequence[Any]) -> Any:
             line = json.dumps(_otlp(spans), separators=(",", ":")).encode() + b"\n"
             with self._lock:
-                if file.closed or file.tell() + len(line) > MAX_FILE_BYTES:
-                    return SpanExportResult.FAILURE
-                try:
-                    file.write(line)
-                    file.flush()
-                except OSError:  # a full disk costs spans, never requests
-                    return SpanExportResult.FAILURE
-            return SpanExportResult.SUCCESS
+                before, self._trouble = self._trouble, self._put(line)
+                self.dropped += len(spans) if self._trouble else 0
+            if self._trouble and not before:
+                say(f"spans are not written to {path}: {self._trouble}; requests go on without")
+            elif before and not self._trouble:
+                say(f"spans are written again to {path}; {self.dropped:,} are missing")
+            return SpanExportResult.FAILURE if self._trouble else SpanExportResult.SUCCESS
+
+        def _put(self, line: bytes) -> str:
+            """Why the line was not written."""
+            if file.closed:
+                return "closed"
+            try:
+                end = os.fstat(file.fileno()).st_size
+                if end + len(line) > MAX_FILE_BYTES:
+                    return f"it has {MAX_FILE_BYTES >> 20} MiB, which is all it gets"
+                append_whole(file.fileno(), line, end)
+            except OSError as error:
+                return why(error)
+            return ""
 
         def shutdown(self) -> None:
             with self._lock:
