@@ -159,8 +159,8 @@ def _slow_stage_rank(case: Case) -> Iterator[Finding]:
     """A rank alone in its stage has nobody to arrive with: its own time a layer is held against other stages', in all
     steps and, as it may become slow on the way, in the last half of them; what costs more is told."""
     found = [*_slow_alone(case, _stages(case), 0.0), *_slow_alone(case, _stages(case, RECENT), 2 * BURST_NS)]
-    for ranks in dict.fromkeys(one.original_fault.ranks for one in found):
-        yield max((one for one in found if one.original_fault.ranks == ranks), key=lambda one: one.waited_s)
+    for where in dict.fromkeys(one.original_fault for one in found):
+        yield max((one for one in found if one.original_fault == where), key=lambda one: one.waited_s)
 
 
 def _slow_alone(case: Case, stages: list[_Stage], least_ns: float) -> Iterator[Finding]:
