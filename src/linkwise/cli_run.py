@@ -236,7 +236,8 @@ def _driven(
         if found is not None:
             from linkwise.report.runtime_check import comparison
 
-            cli_base.print_blocks(comparison(*found, steps=steps))
+            planned = asked.plan.ledger.kv_tokens if asked.plan is not None else None
+            cli_base.print_blocks(comparison(*found, steps=steps, kv_tokens=(asked.spec.kv_tokens, planned)))
     return cli_base.NO if found is not None and not _equal(*found) else cli_base.YES
 
 

@@ -278,12 +278,16 @@ def _ranks(members: Sequence[int]) -> str:
 
 
 class Memory(NamedTuple):
-    """Bytes one rank allocated and the ledger's figure. what: weights or kv."""
+    """Bytes one rank allocated and the ledger's figure. what: weights or kv.
+
+    slots: tokens of KV that both are for, where it is the figure of one token that is compared; 0 = it is the whole.
+    """
 
     rank: int
     what: str
     planned_bytes: int
     allocated_bytes: int
+    slots: int = 0
 
     @property
     def equal(self) -> bool:
@@ -309,15 +313,16 @@ def memory_check(
 def ledger_check(plan: Plan, *, weight_bytes: Sequence[int], kv_bytes: Sequence[int], slots: int) -> list[Memory]:
     """Allocated bytes of every rank of the plan's group against the figures in the plan's own ledger.
 
-    For a plan of our own engine that is run as it stands. slots: tokens that a rank's KV cache has room for. KV whose
-    tokens are divided over ranks is counted by its rules alone (`memory_check`).
+    For a plan of our own engine that is run as it stands. slots: tokens that a rank's KV cache has room for, which are
+    not as many as the plan's: of KV it is the bytes of a token that are the plan's. KV whose tokens are divided over
+    ranks is counted by its rules alone (`memory_check`).
     """
     found = []
     for row in plan.ledger.ranks:
         for rank in row.ranks:
             found.append(Memory(rank, "weights in the plan", row.bytes_of("weights."), weight_bytes[rank]))
             if row.bytes_per_token is not None and plan.layout.cp * plan.layout.dcp == 1:
-                found.append(Memory(rank, "kv in the plan", row.bytes_per_token * slots, kv_bytes[rank]))
+                found.append(Memory(rank, "kv in the plan", row.bytes_per_token * slots, kv_bytes[rank], slots))
     return found
 
 
