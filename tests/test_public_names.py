@@ -29,7 +29,7 @@ def test_the_commands_are_the_calls() -> None:
 
     commands = {command.name for command in app.registered_commands}
     # Commands that act on a machine, write a file or go on until they are ended are commands only.
-    alone = {"lab", "measure", "check", "run", "serve", "weights", "trace", "watch", "report"}
+    alone = {"lab", "measure", "check", "run", "serve", "weights", "trace", "watch", "report", "ui"}
     assert commands - alone == CALLS - {"load", "save"}
 
 

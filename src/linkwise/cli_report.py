@@ -1,6 +1,7 @@
 """The command `linkwise report`: its words and options. cli.py registers it and owns what all commands share."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,4 +51,30 @@ def register(
         show([f"{output}: {page.title}"])
         return 0
 
+    def ui(
+        source: Annotated[str, typer.Argument(help="plan file to begin with; or plan: (the last plan)")] = "plan:",
+        port: Annotated[int, typer.Option(help="of 127.0.0.1; 0 = one that is free")] = 0,
+    ) -> int:
+        """The page with inputs that recompute in place, for this machine only. Ctrl-C ends it."""
+        import signal
+
+        from linkwise import api, streams
+        from linkwise.report.page.library import library
+        from linkwise.ui import Server
+
+        if not 0 <= port <= 65_535:
+            raise InputError(f"{port}", where="--port", expected="0..65535")
+        plan = api._plan_of(last_plan() if source == "plan:" else source)
+        try:
+            server = Server(plan, library(), port)
+        except OSError as error:
+            raise InputError(f"cannot listen: {error.strerror}", where=f"port {port}", expected="a free port") from None
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+        with server:
+            streams.write_now(f"open {server.address}")
+            with suppress(KeyboardInterrupt):  # the usual way to end it
+                server.serve_forever()
+        return 0
+
     command(report)
+    command(ui)

@@ -87,6 +87,11 @@ def words() -> dict[str, tuple[Any, Word]]:
     return {name: (get_args(hint)[0], get_args(hint)[1]) for name, hint in hints.items()}
 
 
+def option_field(name: str) -> str:
+    """The field of `Options` that a setting fills as it is; "" of a setting that is none or is read first."""
+    return _OPTION_NAMES.get(name, name if name in (*_SAME_OPTIONS, "kv_dtype") else "")
+
+
 def check(given: Mapping[str, Any]) -> Settings:
     """Settings with known names and right types; None counts as absent. Raises InputError naming the field."""
     known = Settings.__annotations__

@@ -28,6 +28,7 @@ from linkwise.report.text import (
     times_adding_up,
     workload_line,
 )
+from linkwise.report.trust import trust_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -256,7 +257,8 @@ def _delivers(plan: Plan) -> list[str]:
     tpot = f"TPOT {show_time(point.tpot_s)}" + (f" of {show_time(targets.tpot_s)}" if targets.tpot_s else "")
     rate = f"{point.rate_per_s:.3g} requests/s a replica of {plan.chosen.max_rate_per_s:.3g} at most"
     whole = f", {point.rate_per_s * plan.replicas:.3g}/s in all" if plan.replicas > 1 else ""
-    return [f"delivers   {ttft}, {tpot}, {rate}{whole}, {show_count(point.tokens_per_s)} tokens/s a replica"]
+    lines = [f"delivers   {ttft}, {tpot}, {rate}{whole}, {show_count(point.tokens_per_s)} tokens/s a replica"]
+    return lines + trust_lines(plan.trust)
 
 
 def _runner_up(plan: Plan) -> list[str]:

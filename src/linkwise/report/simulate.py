@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from linkwise.core.units import show_count, show_time
 from linkwise.plan.types import Plan
 from linkwise.report.text import engine_words, heading, remarks, table
+from linkwise.report.trust import trust_lines
 from linkwise.simulate.types import PoolUse, Spread, Summary
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
     if found.saturated:
         lines.append(f"SATURATED  {found.saturation}")
     lines.append(_latencies(found))
+    lines += [line.replace(" in 8 of", " means in 8 of") for line in trust_lines(found.trust)]
     if found.split is not None:
         lines.append(f"TTFT       {_split(found)}")
     lines += [f"pool       {_pool(use)}" for use in found.pools]

@@ -278,3 +278,34 @@ def test_a_thousand_ranks_paint_in_time(one_browser: Browser, tmp_path: Path) ->
     assert max(paints) < 3000  # ms, as asked
     assert marks(one_browser, "ranks") >= 1024
     assert one_browser.errors == []
+
+
+def test_inputs_recompute_in_place(one_browser: Browser, plan: linkwise.Plan) -> None:
+    import threading
+
+    from linkwise.ui import Server
+
+    with Server(plan, library()) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            one_browser.errors.clear()
+            one_browser.open(server.address)
+            before = text_of(one_browser, "#title")
+            one_browser.run("document.querySelector('[name=model]').value = 'llama-3.1-8b'")
+            one_browser.run("document.querySelector('[name=tp]').value = '2'")
+            one_browser.run("document.querySelector('#inputs').requestSubmit()")
+            one_browser.wait("document.querySelector('#ui-says').textContent === 'computed'")
+            one_browser.settle()
+            assert text_of(one_browser, "#title") != before
+            assert text_of(one_browser, "#title").startswith("llama-3.1-8b · ")
+            assert marks(one_browser, "picture") > 5
+            one_browser.run("document.querySelector('[name=tp]').value = '3'")
+            one_browser.run("document.querySelector('#inputs').requestSubmit()")
+            one_browser.wait("document.querySelector('#ui-says').className === 'error'")
+            assert "tp 3" in text_of(one_browser, "#ui-says")
+            # The browser itself notes every answer of 400 on its console.
+            assert [one for one in one_browser.errors if "400" not in one] == []
+        finally:
+            server.shutdown()
+            thread.join()

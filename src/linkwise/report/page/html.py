@@ -48,6 +48,11 @@ def island(page: Page) -> str:
     )  # fmt: skip
 
 
+def script_of(name: str) -> str:
+    """A script beside the page's own."""
+    return "\n" + _static(name)
+
+
 def _static(name: str) -> str:
     return resources.files("linkwise.report.page").joinpath("static", name).read_text("utf-8")
 
