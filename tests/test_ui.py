@@ -62,7 +62,7 @@ def post(server: Server, asked: object, **headers: str) -> tuple[int, dict[str, 
 def test_the_form_begins_with_what_the_plan_was_made_from(plan: linkwise.Plan) -> None:
     asked = inputs_of(plan)
     assert (asked.model, asked.on, asked.engine) == (plan.model.name, "4xh100-sxm", f"vllm@{plan.engine_version}")
-    assert asked.settings["rate"] == "2.0/s"
+    assert asked.settings["rate"] == "2/s"
     assert asked.settings["tpot"] == "0.05s"
     assert asked.settings["utilization"] == 0.8
     assert asked.settings["lora"] == "2:8"

@@ -50,8 +50,8 @@ def inputs_of(plan: Plan) -> Inputs:
     """The form as it stands for a plan: its lengths, load, targets and what its options say; degrees are searched."""
     load, targets, options, usual = plan.workload, plan.workload.targets, plan.options, Options()
     given: dict[str, Any] = {"isl": load.isl_tokens, "osl": load.osl_tokens, "concurrency": load.concurrency}
-    given["rate"] = None if load.rate_per_s is None else f"{load.rate_per_s!r}/s"
-    given |= {n: None if v is None else f"{v!r}s" for n, v in (("ttft", targets.ttft_s), ("tpot", targets.tpot_s))}
+    units = {"rate": (load.rate_per_s, "/s"), "ttft": (targets.ttft_s, "s"), "tpot": (targets.tpot_s, "s")}
+    given |= {n: None if v is None else repr(v).removesuffix(".0") + unit for n, (v, unit) in units.items()}
     given |= {name: value for name in ("burst", "prefix_hit") if (value := getattr(load, name, None))}
     for name in _FIELDS:
         field = settings.option_field(name)

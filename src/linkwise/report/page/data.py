@@ -63,6 +63,7 @@ def page_data(
         plan=own,
         steps=(*STEPS, handoffs.STEP) if handoff else STEPS,
         figures=figures + others,
+        textbook=plan.textbook,
         book=writer.book(),
         picture=drawn,
         times=times,

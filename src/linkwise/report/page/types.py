@@ -230,7 +230,10 @@ class Fault(Frozen, frozen=True, kw_only=True):
 
 
 class Page(Frozen, frozen=True, kw_only=True):
-    """Everything on the page. plan: where the plan's own batch stands in `batches`. lead: the plan in words."""
+    """Everything on the page. plan: where the plan's own batch stands in `batches`. lead: the plan in words.
+
+    textbook: figures of the plan's batch under the textbook's convention.
+    """
 
     schema: str = PAGE_SCHEMA
     version: str
@@ -241,6 +244,7 @@ class Page(Frozen, frozen=True, kw_only=True):
     plan: int
     steps: tuple[str, ...]
     figures: tuple[Figure, ...]
+    textbook: dict[str, int | float]
     book: Book
     picture: Picture
     times: tuple[StepTime, ...]

@@ -106,7 +106,8 @@ function explain(path) {
   const batch = found.values.length > 1 ? `, batch ${count(batchOf())}` : "";
   open(path, make("p", { class: "value" }, `${shown(pick(found.values), found.unit)}`),
     make("p", { class: "soft" }, `Its chain: inputs with their sources, every step, the figure last${batch}.`),
-    chainList(pick(found.chains)));
+    chainList(pick(found.chains)),
+    state.batch === state.data.plan && path in state.data.textbook ? make("p", { class: "soft" }, `The textbook's figure beside it: ${shown(state.data.textbook[path], found.unit)}.`) : null);
 }
 
 // --- Tables ---
@@ -225,6 +226,7 @@ function load(data) {
   state.batch = data.plan;
   if (!data.steps.includes(state.step)) state.step = "decode";
   $("title").textContent = document.title = data.title;
+  $("calibration").textContent = data.calibration;
   $("lead").replaceChildren(...data.lead.flatMap(([label, words]) => [make("dt", {}, label), make("dd", {}, words)]));
   $("notes").replaceChildren(...data.notes.map((text) => make("p", { class: "differs" }, text)));
   control();
