@@ -33,7 +33,7 @@ def test_a_sieve_lets_no_line_with_a_word_fall(lines: list[str], words: list[str
     block = "".join(f"\n{line}" for line in [*lines, ""]).encode()
     found = dict(Sieve(*words).lines(block))
     assert all(found[n] == lines[n].encode() for n in found)
-    assert {n for n, line in enumerate(lines) if any(word[:4] in line for word in words)} <= set(found)
+    assert {n for n, line in enumerate(lines) if any(word in line for word in words)} <= set(found)
 
 
 def test_a_word_of_a_sieve_may_be_how_a_line_begins() -> None:

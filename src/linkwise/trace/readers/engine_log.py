@@ -63,9 +63,6 @@ _SETTINGS = (
     "bind=",
     "bind ",
 )
-# What a person typed may hold anything: vLLM entrypoints/logger.py, SGLang managers/tokenizer_manager.py. And what
-# torch's autotuning tries may fail: torch/_inductor/select_algorithm.py.
-_TYPED = ("Received request", "Receive: obj=", "Finish: obj=", "Ignoring this choice")
 _COLOR = re.compile(r"\x1b?\[[0-9;]{1,8}m")
 _STACK = re.compile(
     r"\s{2,}\S|#\d|(?:Current t|T)hread |Process \d|Fatal Python|\W*(?:global.)?rank\b|.{0,80}Pyspy dump", re.IGNORECASE
@@ -112,6 +109,8 @@ def facts(block: Block, found: Found) -> None:
     stacks, elastic, ends = Stacks(found, file_place), Elastic(found), Ends(found)
     series: dict[tuple[str, ...], Series[str]] = {}
     for line, raw in block.sifted(_SIEVE):
+        if typed(raw):
+            continue
         row = _plain(raw)
         if kind := mark(row):
             key = (kind, *_whose(row))
@@ -164,7 +163,7 @@ def _said(line: int, row: str, found: Found, clock: Clock, file_place: Placed, e
     bound = None if event else _BOUND.search(row) if "bind=" in row else None
     settings = [] if event or bound else _settings(row)
     kind = "" if event or bound or settings else exception(row)
-    if not (event or bound or settings or kind) or typed(row):
+    if not (event or bound or settings or kind):
         return
     if event and found.stormed(event[0].kind, event[0].name, _whose(row)):
         return
@@ -195,8 +194,11 @@ def _whose(row: str) -> tuple[str, ...]:
 
 
 def typed(row: str) -> bool:
-    """A line that repeats what a user asked for, or says what was only tried."""
-    return any(words in row for words in _TYPED)
+    """A line that repeats what a user asked for, which may hold anything (vLLM entrypoints/logger.py, SGLang managers/
+    tokenizer_manager.py), or what torch's autotuning only tried (torch/_inductor/select_algorithm.py)."""
+    return (
+        "Received request" in row or "Receive: obj=" in row or "Finish: obj=" in row or "Ignoring this choice" in row
+    )  # fmt: skip
 
 
 def _pool(title: str) -> dict[str, str]:

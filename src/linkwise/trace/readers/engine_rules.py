@@ -101,7 +101,7 @@ RULES = (
     _error(" error: ", r"(?:CUDA|HIP) error: (?P<reason>[\w ,'-]{1,120})", "cuda_error"),
     _error("access fault", r"Memory access fault by GPU node-(?P<node_id>\d{1,5})", "gpu_fault"),
     _error("HSA_STATUS", r"(?P<reason>HSA_STATUS_ERROR_\w{1,60})", "gpu_fault"),
-    _error("NCCL error", r"NCCL error: (?P<reason>[\w ]{1,80})", "nccl_error"),
+    _error("CL error", r"NCCL error: (?P<reason>[\w ]{1,80})", "nccl_error"),
     _error(
         "nccl", r"(?P<reason>nccl(?:System|Remote|Internal|UnhandledCuda)Error|ncclInvalid(?:Usage|Argument))",
         "nccl_error",
@@ -115,7 +115,7 @@ RULES = (
     _error("NIXL_ERR", r"(?P<how>NIXL_ERR_REMOTE_DISCONNECT)", "peer_silent"),
     _error("DeepEP", r"DeepEP.{0,80}timeout.{0,80}?\brank[ :=]{0,3}(?P<rank>\d{1,6})", "peer_silent"),
     # Of the host: numpy, C++, /dev/shm, slurmstepd, raylet.
-    _error("oom", r"Detected \d{1,6} oom[_-]kill events?", "host_out_of_memory"),
+    _error("Detected ", r"Detected \d{1,6} oom[_-]kill events?", "host_out_of_memory"),
     _error("running low on memory", r"killed due to the node running low on memory", "host_out_of_memory"),
     _error("bad_alloc", r"std::bad_alloc", "host_out_of_memory"),
     _error("allocate memory", r"Cannot allocate memory", "host_out_of_memory"),

@@ -1,7 +1,8 @@
 """Which lines of a large text can hold one of some words? Asked of a block of bytes at once, some 300 MB/s.
 
-Every four bytes of the block are looked up in a table of the words' first four. What a sieve lets through is looked at
-by the reader's own patterns: it lets nothing fall that holds a word, and little through that holds none.
+Every four bytes of the block are looked up in a table of four bytes of each word, the four that other text has least.
+What a sieve lets through is looked at by the reader's own patterns: it lets nothing fall that holds a word, and little
+through that holds none.
 """
 
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-_BITS = 18  # of the table: 256 KiB, with a hundred words one line of 200 bytes in 12 passes by chance
+_BITS = 20  # of the table: 1 MiB, with 400 words one line of 200 bytes in 13 passes by chance
 _FACTOR = np.array([2_654_435_761], np.uint32)
 _SHIFT = np.uint32(32 - _BITS)
 _NEWLINE = 10
+_COMMON = " etaoinshrdlucmpfgwybvkxjqz"  # what text is made of, the most common first
 
 
 def _places(four: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
@@ -21,12 +23,23 @@ def _places(four: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     return found
 
 
+def _rarest(word: bytes) -> bytes:
+    """The four bytes of a word that are least common, by their letters; capitals, digits and signs are rare."""
+
+    def common(start: int) -> int:
+        places = [_COMMON.find(chr(letter)) for letter in word[start : start + 4]]
+        return sum(len(_COMMON) - place for place in places if place >= 0)
+
+    start = min(range(max(1, len(word) - 3)), key=common)
+    return word[start : start + 4]
+
+
 class Sieve:
-    """words: of four bytes or more, of which the first four count; of three: followed by whatever byte."""
+    """words: of four bytes or more, of which the four rarest count; of three: followed by whatever byte."""
 
     def __init__(self, *words: str) -> None:
         self._table = np.zeros(1 << _BITS, np.bool_)
-        starts = {word.encode()[:4] for word in words}
+        starts = {_rarest(word.encode()) for word in words}
         for start in starts:
             if len(start) < 3:
                 raise ValueError(f"a word of {len(start)} bytes lets everything through: {start!r}")
