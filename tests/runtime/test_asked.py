@@ -323,6 +323,37 @@ def test_weights_of_layers_that_the_config_lacks_are_refused(folder: Path) -> No
     check_layers(places(folder)[1], {"num_nextn_predict_layers": 1}, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("model.layers.0.self_attn.q_proj.bias", True),  # attention_bias is false
+        ("model.layers.3.mlp.down_proj.bias", True),
+        ("model.layers.1.self_attn.q_norm.weight", True),
+        ("model.norm.bias", True),
+        ("lm_head.bias", True),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", False),
+        ("model.layers.0.self_attn.k_scale", False),
+    ],
+)
+def test_a_tensor_that_the_model_does_not_use_is_refused_unless_it_is_harmless(
+    folder: Path, name: str, refused: bool
+) -> None:
+    save_file({name: torch.zeros(2)}, folder / "model.safetensors")
+    if not refused:
+        assert settle(folder).notes == ()
+        return
+    with pytest.raises(InputError, match=f"{name}.*does not use") as error:
+        settle(folder)
+    assert error.value.where == str(folder / "model.safetensors")
+
+
+def test_tensors_of_other_modules_are_noted(folder: Path) -> None:
+    save_file({f"visual.{n}.weight": torch.zeros(2) for n in range(4)}, folder / "model.safetensors")
+    assert settle(folder).notes == (
+        "4 tensors of the folder are not used: visual.0.weight, visual.1.weight, visual.2.weight, ...",
+    )
+
+
 def test_a_family_that_is_only_planned_is_refused_by_the_list_of_those_that_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gemma2"}))
     with pytest.raises(InputError, match="gemma2") as error:

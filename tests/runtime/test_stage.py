@@ -8,14 +8,16 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from tests.runtime.families import saved
+from safetensors.torch import load_file, save_file
+from tests.runtime.families import FAMILIES, saved
 
+from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.runtime.arch import read_arch
 from linkwise.runtime.comm import Comm
 from linkwise.runtime.moe import expert_shares
-from linkwise.runtime.shapes import expected
-from linkwise.runtime.split.tensor import Rows
+from linkwise.runtime.shapes import expected, names
+from linkwise.runtime.split.tensor import Rows, Weights
 from linkwise.runtime.stage import Stage
 from linkwise.runtime.steps import Row, Step
 from linkwise.runtime.weights.source import open_source
@@ -54,6 +56,32 @@ def test_a_step_that_draws_nothing(tmp_path: Path) -> None:
     logits = stage.logits(step)
     assert logits is not None
     assert logits.shape == (0, 120)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_names_of_a_model_are_those_that_transformers_saves(tmp_path: Path, family: str) -> None:
+    saved(family, tmp_path)
+    source = open_source(tmp_path)
+    arch = read_arch(source.fields, where="config.json", dtype=source.dtype)
+    assert sorted(names(arch)) == list(source.names)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_tied_head_must_be_the_embedding(tmp_path: Path, tp: int) -> None:
+    saved("llama", tmp_path)  # 120 rows, and 128 with those that fill up: the second of two ranks has 56 of them
+    source = open_source(tmp_path)
+    arch = read_arch(source.fields, where="config.json", dtype=source.dtype)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for rank, row, equal in ((tp - 1, None, True), (tp - 1, 119, False), (0, 119, tp == 2)):
+        head = tensors["model.embed_tokens.weight"].clone()
+        if row is not None:
+            head[row, 7] += 1.0
+        save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors")
+        weights = Weights(open_source(tmp_path), Layout(tp=tp), rank, dtype=torch.float32, arch=arch)
+        assert weights.same_vocab("lm_head.weight", "model.embed_tokens.weight") == equal
+        assert weights.bytes == 0
+    with pytest.raises(InputError, match="tie_word_embeddings"):
+        Stage(arch, Layout(), 0, Comm({}), open_source(tmp_path), kv_blocks=4, block_tokens=8)
 
 
 @pytest.mark.parametrize(

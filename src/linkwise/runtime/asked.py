@@ -22,7 +22,7 @@ from linkwise.runtime import differs
 from linkwise.runtime.arch import check_family, read_arch
 from linkwise.runtime.check import planned_memory, run_as
 from linkwise.runtime.control import UnitSpec
-from linkwise.runtime.folder import check_layers
+from linkwise.runtime.folder import check_layers, check_used
 from linkwise.runtime.pools import check_pools
 from linkwise.runtime.room import free_bytes
 from linkwise.runtime.same import check_same
@@ -119,6 +119,8 @@ def settle(
         raise InputError(f"{spec.ranks} ranks", where="layout", expected=f"at most {MAX_LOCAL} on this machine")
     _, tensors = places(folder)  # a damaged or missing file is found here, not by a rank
     check_layers(tensors, fields, arch.layers)
+    unused = check_used(tensors, arch)
+    notes += [unused] if unused else []
     wanted = kv_tokens or (plan.ledger.kv_tokens if plan is not None else None) or KV_TOKENS
     tokens = _fitting(spec, wanted, kv_tokens is not None, model, engine, notes.append, units, here)
     return Asked(replace(spec, kv_tokens=tokens), model, engine, tuple(notes), plan, differs.kept(plan))

@@ -4,6 +4,7 @@ Names as published checkpoints and transformers' `save_pretrained` have them, on
 """
 
 import re
+from collections.abc import Iterator
 
 from linkwise.core.errors import InternalError
 from linkwise.runtime.arch import Arch, Heads, Latent
@@ -22,6 +23,56 @@ def expert_names(arch: Arch, layer: int, expert: int) -> tuple[str, str, str]:
     at = f"{moe_module(arch, layer)}.experts.{expert}"
     names = ("w1", "w3", "w2") if arch.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     return f"{at}.{names[0]}.weight", f"{at}.{names[1]}.weight", f"{at}.{names[2]}.weight"
+
+
+def names(arch: Arch) -> Iterator[str]:
+    """All tensors that the model is made of. A tied head is none of its own."""
+    yield "model.embed_tokens.weight"
+    yield "model.norm.weight"
+    if not arch.tied:
+        yield "lm_head.weight"
+    for layer in range(arch.layers):
+        at = f"model.layers.{layer}"
+        yield f"{at}.input_layernorm.weight"
+        yield f"{at}.post_attention_layernorm.weight"
+        yield from (f"{at}.self_attn.{one}" for one in _attention_names(arch.attention))
+        yield from _feed_forward_names(arch, layer)
+
+
+def _attention_names(at: Heads | Latent) -> Iterator[str]:
+    norms: tuple[str, ...]
+    if isinstance(at, Heads):
+        with_bias = {"q_proj": at.qkv_bias, "k_proj": at.qkv_bias, "v_proj": at.qkv_bias, "o_proj": at.out_bias}
+        norms = ("q_norm", "k_norm") if at.qk_norm else ()
+    elif at.q_rank is None:
+        with_bias = {"kv_a_proj_with_mqa": at.bias, "o_proj": at.bias, "q_proj": False, "kv_b_proj": False}
+        norms = ("kv_a_layernorm",)
+    else:
+        with_bias = {"kv_a_proj_with_mqa": at.bias, "o_proj": at.bias, "q_a_proj": at.bias}
+        with_bias |= {"q_b_proj": False, "kv_b_proj": False}
+        norms = ("kv_a_layernorm", "q_a_layernorm")
+    for name, bias in with_bias.items():
+        yield f"{name}.weight"
+        if bias:
+            yield f"{name}.bias"
+    yield from (f"{norm}.weight" for norm in norms)
+
+
+def _feed_forward_names(arch: Arch, layer: int) -> Iterator[str]:
+    three = [f"{one}.weight" for one in ("gate_proj", "up_proj", "down_proj")]
+    if arch.mlp_bias:
+        three += [f"{one}.bias" for one in ("gate_proj", "up_proj", "down_proj")]
+    if arch.experts is None or layer not in arch.experts.layers:
+        yield from (f"model.layers.{layer}.mlp.{one}" for one in three)
+        return
+    module = moe_module(arch, layer)
+    yield f"{module}.gate.weight"
+    if arch.experts.corrected:
+        yield f"{module}.gate.e_score_correction_bias"
+    for expert in range(arch.experts.count):
+        yield from expert_names(arch, layer, expert)
+    if arch.experts.shared_intermediate:
+        yield from (f"{module}.shared_experts.{one}" for one in three)
 
 
 def expected(arch: Arch, name: str) -> tuple[int, ...]:

@@ -68,6 +68,12 @@ class Stage:
         pipeline, arch = self.pipeline, self.arch
         # With one stage a tied head is the embedding itself; with more, the last one has the rows a second time.
         tied = arch.tied and pipeline.is_last
+        if tied and HEAD in weights and not weights.same_vocab(HEAD, EMBEDDING):
+            raise InputError(
+                f"{HEAD} differs from {EMBEDDING}, which is the head here",
+                where="config.json: tie_word_embeddings",
+                expected="false, or weights of a tied model",
+            )
         table = weights.vocab(EMBEDDING) if pipeline.is_first or tied else None
         embedding = Embedding(table, self.comm) if pipeline.is_first and table is not None else None
         if not pipeline.is_last:

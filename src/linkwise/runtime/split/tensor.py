@@ -95,6 +95,13 @@ class Weights:
         self.bytes += out.nbytes
         return out
 
+    def same_vocab(self, one: str, other: str) -> bool:
+        """Whether two tensors have equal rows where this rank's part of the vocabulary is. Nothing is taken."""
+        rows = self._shape(one)[0]
+        first, end = self._cut(one, -(-rows // VOCAB_PAD) * VOCAB_PAD, "tp", 0)
+        cut = min(first, rows), min(end, rows)
+        return self._shape(other)[0] == rows and torch.equal(self.source.read(one, cut), self.source.read(other, cut))
+
     def columns(self, names: Sequence[str], axis: str = "tp") -> torch.Tensor:
         """Several tensors' output features one after another, so that one matmul computes them all."""
         return torch.cat([self.column(name, axis) for name in names])
