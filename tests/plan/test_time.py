@@ -111,8 +111,9 @@ def test_the_steady_state_balances_arrivals_and_completions():
 
 def test_one_request_alone_waits_for_nobody():
     load = Workload(isl_tokens=8000, osl_tokens=50)
-    at = operation(tiny(), Layout(tp=2), VLLM, cluster("2xh100-sxm"), load, Options(), 1)
-    alone = group_seconds(tiny(), Layout(tp=2), VLLM, cluster("2xh100-sxm"), prefill_batch(8000), Options())
+    plain = VLLM.calibrated(None)  # a roofline: no time from the client to the queue
+    at = operation(tiny(), Layout(tp=2), plain, cluster("2xh100-sxm"), load, Options(), 1)
+    alone = group_seconds(tiny(), Layout(tp=2), plain, cluster("2xh100-sxm"), prefill_batch(8000), Options())
     assert at.ttft == pytest.approx(alone.token, rel=1e-9)
     assert at.tpot == pytest.approx(at.decode.token, rel=1e-9)
     assert at.rate == pytest.approx(1 / (at.ttft + 49 * at.tpot), rel=1e-9)

@@ -24,8 +24,9 @@ class StepConstants(Frozen, frozen=True, kw_only=True):
     the two for a large p, more than it where they are alike. read = bytes / (HBM x efficiency).
 
     step_us: scheduler, sampling, input preparation. layer_us: device time of a layer that no byte or FLOP explains;
-    moe_, mla_, linear_: more of it in layers with experts, latent attention, a linear mixer; block_fp8_: where weights
-    are FP8 with a scale a block; dequant_: with 4-bit weights the device has no units for, in layers with experts.
+    moe_, mla_, linear_, qk_norm_: more of it in layers with experts, latent attention, a linear mixer, norms of queries
+    and keys; block_fp8_: where weights are FP8 with a scale a block; dequant_: in layers with experts of 4-bit weights
+    the device has no units for.
     hbm_efficiency, expert_hbm_, dequant_hbm_: of the HBM rate, for weights, experts, and experts of such 4-bit weights.
     bf16_, fp8_, fp4_efficiency: of the datasheet's FLOPs by dtype; times block_fp8_efficiency for block scales, times
     expert_efficiency for experts; dequant_efficiency: of the 16-bit rate, for weights that are unpacked to it.
@@ -44,6 +45,7 @@ class StepConstants(Frozen, frozen=True, kw_only=True):
     moe_layer_us: float = 0.0
     mla_layer_us: float = 0.0
     linear_layer_us: float = 0.0
+    qk_norm_layer_us: float = 0.0
     block_fp8_layer_us: float = 0.0
     dequant_layer_us: float = 0.0
     hbm_efficiency: float = 1.0
@@ -169,6 +171,8 @@ class StepCalibration(Frozen, frozen=True, kw_only=True):
             low, high = _LIMITS[name.rsplit("_", maxsplit=1)[-1]]
             if not low <= constant.value <= high:  # NaN is refused as well
                 raise InputError(f"{constant.value}", where=f"{where}: {name}", expected=f"{low:g}..{high:g}")
+            if name == "kv_sharpness" and constant.value not in {1.0, math.inf}:
+                raise InputError(f"{constant.value}", where=f"{where}: {name}", expected="1 or .inf")
             if constant.error is not None and not 0 <= constant.error <= 100:
                 raise InputError(f"error {constant.error}", where=f"{where}: {name}", expected="0..100")
         for version in self.versions:

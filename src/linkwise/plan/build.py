@@ -14,6 +14,7 @@ from linkwise.plan.choose import choose, resource_rank, rule
 from linkwise.plan.collectives import bubble
 from linkwise.plan.figures import batches, figures, ops_of, prefill_seconds, textbook_figures
 from linkwise.plan.fit import Case
+from linkwise.plan.interval import times_label, trust
 from linkwise.plan.memory import within_length
 from linkwise.plan.nearest import changes
 from linkwise.plan.operate import in_flight, operation
@@ -72,7 +73,9 @@ def plan(
     return Plan(
         version=__version__,
         facts={"engine": f"{engine.name} {engine.version}", "constants": cluster.constants.label},
-        calibration=cluster.constants.label,
+        calibration=times_label(engine, cluster),
+        step_calibration=engine.calibration,
+        trust=trust(chosen.point.tpot_s, chosen.point.ttft_s, model, cluster, engine, workload, chosen.point.batch),
         model=model,
         cluster=cluster,
         workload=workload,
@@ -144,7 +147,10 @@ def _notes(model: Model, cluster: Cluster, engine: Engine, warnings: tuple[str, 
     unsupported = () if engine.convention.supported else (
         f"the step convention of {engine.name} has not been compared with the real engine yet",
     )  # fmt: skip
-    times = (f"times rest on {cluster.constants.label} constants: roofline and latency from the hardware catalogue",)
+    label = times_label(engine, cluster)
+    if engine.calibration is None:
+        label += " constants: roofline and latency from the hardware catalogue"
+    times = (f"times rest on {label}",)
     return model.notes + cluster.notes + warnings + unsupported + times
 
 

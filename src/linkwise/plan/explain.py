@@ -9,6 +9,7 @@ from linkwise.core.chain import Chain, chain_of
 from linkwise.core.errors import InputError
 from linkwise.core.quantity import Num, Quantity, value_of
 from linkwise.engine import registry
+from linkwise.plan.engine_of import engine_of
 from linkwise.plan.figures import Subject, batches, figures, ops_of, traffic_figures
 from linkwise.plan.ledger import ledger_figures
 from linkwise.plan.placement import naive_grid
@@ -26,7 +27,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 def subject(plan: Plan) -> Subject:
     """What a plan's figures are computed from, as its file embeds it."""
-    engine = registry.get(plan.engine, plan.engine_version)
+    engine = engine_of(plan)
     grid = None if plan.rank_grid == naive_grid(plan.layout, plan.replicas) else plan.rank_grid
     return Subject(
         plan.model,

@@ -2,29 +2,17 @@
 
 import math
 
+from linkwise.cluster import known
 from linkwise.cluster.types import Cluster
-from linkwise.core.schema import Frozen
 from linkwise.engine.base import Engine
 from linkwise.engine.step_constants import Spread, StepCalibration
 from linkwise.engine.versions import version_key
 from linkwise.model.types import Model
+from linkwise.plan.trust import Interval, Trust
 from linkwise.workload.types import Workload
 
 
-class Interval(Frozen, frozen=True, kw_only=True):
-    """An 80 % interval of a predicted time, seconds: one of ten measurements lies below, one above."""
-
-    low_s: float
-    high_s: float
-
-
-class Trust(Frozen, frozen=True, kw_only=True):
-    """Intervals of the mean TPOT and TTFT. extrapolated: what is outside the range the constants were fitted on, each
-    in words; empty inside it. None of both: the constants are a roofline's, which nobody compared with this engine."""
-
-    tpot: Interval | None
-    ttft: Interval | None
-    extrapolated: tuple[str, ...] = ()
+NEAR = 2.0  # lengths and users this many times beyond the ends of a range still count as inside it
 
 
 def quantisation_of(model: Model) -> str:
@@ -47,26 +35,34 @@ def outside(
     users: float | None,
 ) -> tuple[str, ...]:
     """What of a case is outside the range the constants were fitted on, in words. users: at once on a replica."""
-    known = calibration.range
+    seen = calibration.range
     found = []
     for name, value, these in (
-        ("models", model.family, known.models), ("a GPU", cluster.accelerator.name, known.gpus),
-        ("weights", quantisation_of(model), known.quantisations),
+        ("models", model.family, seen.models), ("a GPU", cluster.accelerator.name, seen.gpus),
+        ("weights", quantisation_of(model), seen.quantisations),
     ):  # fmt: skip
         if value not in these:
             found.append(f"{name} {value}: fitted on {', '.join(these)}".replace("models", "a model of family"))
-    if known.versions:
-        low, high = (version_key(version) for version in (known.versions[0], known.versions[-1]))
+    if seen.versions:
+        low, high = (version_key(version) for version in (seen.versions[0], seen.versions[-1]))
         if not low[:2] <= version_key(engine.version)[:2] <= high[:2]:
-            found.append(f"{engine.name} {engine.version}: fitted on {known.versions[0]} to {known.versions[-1]}")
+            found.append(f"{engine.name} {engine.version}: fitted on {seen.versions[0]} to {seen.versions[-1]}")
     for name, number, (least, most) in (
-        ("prompts", workload.isl_tokens, known.isl), ("answers", workload.osl_tokens, known.osl),
-        ("users", users, known.concurrency),
+        ("prompts", workload.isl_tokens, seen.isl), ("answers", workload.osl_tokens, seen.osl),
+        ("users", users, seen.concurrency),
     ):  # fmt: skip
-        if number is not None and not least <= number <= most:
+        if number is not None and not least / NEAR <= number <= most * NEAR:
             unit = "at once on a replica" if name == "users" else "tokens"
             found.append(f"{name} of {number:,.0f} {unit}: fitted on {least:,.0f} to {most:,.0f}")
     return tuple(found)
+
+
+def times_label(engine: Engine, cluster: Cluster) -> str:
+    """What times rest on: the engine's calibration, and the cluster's own where its links were measured."""
+    links = cluster.constants.label
+    if engine.calibration is None:
+        return links
+    return engine.calibration.label + ("" if links == known.constants().label else f"; links: {links}")
 
 
 def trust(

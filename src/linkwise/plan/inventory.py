@@ -89,6 +89,10 @@ class Inventory:
         """Layers of a stage with one of these mixers."""
         return sum(_count(self._mixers.get(kind, ()), stage) for kind in kinds)
 
+    def with_role(self, stage: Stage, role: str) -> int:
+        """Layers of a stage that hold a tensor of this role."""
+        return sum(kind.within(stage.first, stage.end) for kind in self.kinds if kind.tensor.role == role)
+
     def ffns(self, stage: Stage, kind: str) -> int:
         """Layers of a stage with a dense or MoE feed-forward."""
         return _count(self._ffns.get(kind, ()), stage)

@@ -10,6 +10,7 @@ two agree.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.batch import Batch, Part, decode_batch, mixed_batch, prefill_batch
-from linkwise.plan.time import GroupTime, Span, group_seconds, spans
+from linkwise.plan.time import US, GroupTime, Span, group_seconds, spans
 from linkwise.workload.types import Workload
 
 # A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
@@ -105,7 +106,15 @@ def mixed_step(
     room = maximum(1, max_batched_tokens - times(others, decode.new))
     fresh = minimum(given("chunk", chunk, "tokens", "prompt chunk"), room)
     before = given("chunk_context", cached, "tokens", "mean tokens already cached")
-    return mixed_batch(fresh, others, decode.context, new=decode.new, cached=before)
+    return _lone(mixed_batch(fresh, others, decode.context, new=decode.new, cached=before), layout)
+
+
+def _lone(batch: Batch, layout: Layout) -> Batch:
+    """A step of one attention replica with prompts, while the others decode: experts serve the tokens of all."""
+    if layout.dp_attn == 1 or layout.cp > 1:
+        return batch
+    prompt, rows = batch.parts
+    return batch._replace(everyone=named("everyone", prompt.tokens + times(layout.dp_attn, rows.tokens), "tokens"))
 
 
 def full_step(
@@ -118,26 +127,29 @@ def full_step(
     number = maximum(1, left / given("chunk", chunk, "tokens", "prompt chunk"))
     prompt = Part(number, minimum(chunk, left), given("chunk_context", cached, "tokens", "mean tokens"), prompt=True)
     others = Part(maximum(0, decode.requests - 1), decode.new, decode.context)
-    return Batch("mixed", (prompt, others), times(others.requests, others.new) + number)
+    return _lone(Batch("mixed", (prompt, others), times(others.requests, others.new) + number), layout)
 
 
-def _joined(a: Batch, b: Batch, number: int) -> Batch:
-    """Two batches of the same parts as one of arrays twice as long. number: their length."""
+def _joined(alike: Sequence[Batch], number: int) -> Batch:
+    """Batches of the same parts as one of arrays so many times as long. number: the length of each."""
 
-    def both(x: Num, y: Num) -> Num:
-        return np.concatenate([np.broadcast_to(np.asarray(one, float), (number,)) for one in (x, y)])
+    def whole(*values: Num) -> Num:
+        return np.concatenate([np.broadcast_to(np.asarray(one, float), (number,)) for one in values])
 
     parts = tuple(
-        Part(both(x.requests, y.requests), both(x.new, y.new), both(x.context, y.context), x.prompt)
-        for x, y in zip(a.parts, b.parts, strict=True)
-    )
-    return Batch(a.kind, parts, both(a.sampled, b.sampled))
+        Part(whole(*(x.requests for x in same)), whole(*(x.new for x in same)), whole(*(x.context for x in same)),
+             same[0].prompt)
+        for same in zip(*(one.parts for one in alike), strict=True)
+    )  # fmt: skip
+    everyone = None if alike[0].everyone is None else whole(*(one.everyone for one in alike))
+    return Batch(alike[0].kind, parts, whole(*(one.sampled for one in alike)), everyone)
 
 
-def _apart(step: GroupTime, number: int) -> tuple[GroupTime, GroupTime]:
+def _apart(step: GroupTime, number: int) -> list[GroupTime]:
     """What `_joined` joined, without its stages."""
-    token, interval = (np.broadcast_to(x, (2 * number,)) for x in (step.token, step.interval))
-    return GroupTime(token[:number], interval[:number], ()), GroupTime(token[number:], interval[number:], ())
+    token, interval = np.broadcast_arrays(step.token, step.interval)
+    starts = range(0, len(token), number)
+    return [GroupTime(token[at : at + number], interval[at : at + number], ()) for at in starts]
 
 
 def _held(least: Num, step: GroupTime, decode: GroupTime, flight: Num, name: str) -> Num:
@@ -146,10 +158,10 @@ def _held(least: Num, step: GroupTime, decode: GroupTime, flight: Num, name: str
 
 
 def _rounds(
-    round_s: Num, held: Num, first_adds: Num, more_adds: Num, coming: Num, each: Num, flight: Num
+    round_s: Num, held: Num, first_adds: Num, more_adds: Num, shared: Num, coming: Num, each: Num, flight: Num
 ) -> tuple[Num, Num]:
     """(the mean round, the round a request that arrives meets), seconds. coming: others' chunks in a round."""
-    mean, held_rounds, further = round_s + first_adds * (1 - power(1 / math.e, coming)), coming, coming
+    mean, held_rounds, adds = round_s + first_adds * (1 - power(1 / math.e, coming)), coming, coming
     for _ in range(TURNS):
         # A batch that starts with a prompt makes the next of each in flight wait, and what comes meanwhile starts then.
         came = coming / mean / flight
@@ -160,11 +172,24 @@ def _rounds(
         held_rounds = named("held_rounds", run / cycle, "", "share of rounds held up by a prompt")
         # A batch that starts takes all that wait: of each in flight, chunks on a set beyond its first add up.
         further = named("further", flight * maximum(0, each - 1 / cycle), "chunks", "a round")
-        mean = named("mean_round", round_s + first_adds * held_rounds + more_adds * further, "s")
-    busy = named("busy_round", held + more_adds * further / maximum(NONE, held_rounds), "s", "a round with prompts")
+        elsewhere = named("elsewhere", maximum(0, coming - held_rounds - further), "chunks", "on other replicas")
+        adds = named("round_adds", more_adds * further + shared * elsewhere, "s", "beyond a first chunk")
+        mean = named("mean_round", round_s + first_adds * held_rounds + adds, "s")
+    busy = named("busy_round", held + adds / maximum(NONE, held_rounds), "s", "a round with prompts")
     square = round_s * round_s * (1 - held_rounds) + busy * busy * held_rounds
     met = named("round_met", square / mean, "s", "of rounds, long ones are met more often")
     return mean, met
+
+
+def request_seconds(engine: Engine, cluster: Cluster, workload: Workload, given: Given = plain) -> Num:
+    """From the client to the engine's queue where no other request comes with it; None where that takes no time."""
+    c = engine.step_constants(cluster.constants)
+    if not max(c.request_us, c.request_each_us, c.request_token_us):
+        return None
+    taken = given("request", (c.request_us + c.request_each_us) * US, "s", c.source("request_us"))
+    tokens = given("prompt_tokens", workload.isl_tokens, "tokens", "workload")
+    each = given("request_token", c.request_token_us * US, "s", c.source("request_token_us"))
+    return named("taken_in", taken + tokens * each, "s", "from the client to the queue")
 
 
 def operation(
@@ -193,10 +218,13 @@ def operation(
         return group_seconds(model, layout, engine, cluster, step, options, where_to, given=given)
 
     decode = seconds(steps["decode"])
+    alike = [steps["mixed"], steps["full"]]
+    if steps["mixed"].everyone is not None and model.moe is not None:
+        alike.append(steps["mixed"]._replace(everyone=times(layout.dp_attn, steps["mixed"].tokens)))
     if isinstance(batch, np.ndarray):  # the search's way: alike steps in one array
-        mixed, packed = _apart(seconds(_joined(steps["mixed"], steps["full"], len(batch))), len(batch))
+        mixed, packed, *wide = _apart(seconds(_joined(alike, len(batch))), len(batch))
     else:
-        mixed, packed = seconds(steps["mixed"]), seconds(steps["full"])
+        mixed, packed, *wide = map(seconds, alike)
     flight = given("batches_in_flight", in_flight(layout, options), "", "one for each stage unless asked otherwise")
     # A token visits all stages in turn; its batch comes again once every batch in flight passed the slowest stage.
     round_s = named("decode_round", maximum(decode.token, flight * decode.interval), "s")
@@ -218,17 +246,25 @@ def operation(
     most = named("most_chunks", MAX_PROMPT_LOAD * sets * room, "chunks", "prompts leave room, or their queue grows")
     coming = named("coming", minimum(others * chunks / stays, most), "chunks", "of others, in a round")
     each = named("coming_to_a_set", coming / sets, "chunks")
-    mean, met = _rounds(round_s, held, first_adds, more_adds, coming, each, flight)
+    # On other attention replicas a further chunk adds what experts do for it; that of one more, of all at once a part.
+    shared: Num = 0
+    if wide:
+        all_held = _held(held, wide[0], decode, flight, "wide_round")
+        shared = named("shared_adds", (all_held - held) / (layout.dp_attn - 1), "s", "a chunk on another replica")
+    mean, met = _rounds(round_s, held, first_adds, more_adds, shared, coming, each, flight)
     wait = named("residual", others / batch * met / 2, "s", "half of the round under way, until its batch starts")
     load = named("prompt_load", minimum(each * full / mean / room, MAX_PROMPT_LOAD), "", "of the room for prompts")
     queue = named("queue", load * chunks * full / (2 * (1 - load)) / room, "s", "M/D/1: prompts behind prompts")
-    own = named("prefill", mixed.token + (chunks - 1) * held, "s", "its own chunks, in turn")
+    beside = minimum(layout.dp_attn - 1, coming * met / mean)
+    own = named("prefill", mixed.token + (chunks - 1) * held + shared * beside, "s", "its own chunks, in turn")
     tpot = named("tpot", mean / yields, "s", "a token, or those kept, each round")
     after = after_first * tpot
     first = named("first", wait + queue + own, "s", "half of the round under way, prompts before it, then its own")
     # The rest of a stay is waiting for room: prompts fill at most their share of all rounds.
     least = named("least_stay", others * chunks * full / most, "s", "requests at hand x time between prompts")
-    ttft = named("ttft", first + maximum(0, least - first - after), "s", "no sooner than prompts have room")
+    inside = named("ttft_engine", first + maximum(0, least - first - after), "s", "no sooner than prompts have room")
+    taken_in = request_seconds(engine, cluster, workload, given)
+    ttft = named("ttft", inside + taken_in, "s") if taken_in is not None else named("ttft", inside, "s")
     stay = named("stay", ttft + after, "s", "from arrival to the last token")
     rate = named("rate", batch / stay, "requests/s", "Little's law: one finishes for each that arrives")
     return Operation(tpot, ttft, rate, round_s, decode, mixed)

@@ -14,8 +14,8 @@ from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.identity import ById, ByValue
 from linkwise.core.layout import Layout
-from linkwise.engine import registry
 from linkwise.engine.base import Convention
+from linkwise.plan.engine_of import engine_of
 from linkwise.plan.figures import Subject
 from linkwise.plan.operate import prompt_chunks
 from linkwise.plan.placement_types import BEST_FOUND, EXHAUSTIVE, MEETS_BOUND, AxisPlace, HostRanks, Placement
@@ -110,7 +110,7 @@ def place_plan(plan: Plan, *, handoff: bool = False) -> Placement:
     handoff: each rank also sends its share of a prompt's KV over its NICs, once a request.
     """
     about = Subject(
-        plan.model, plan.cluster, registry.get(plan.engine, plan.engine_version), plan.layout, plan.options,
+        plan.model, plan.cluster, engine_of(plan), plan.layout, plan.options,
         plan.workload, plan.chosen.point.batch, plan.replicas,
     )  # fmt: skip
     ops = {"decode": plan.decode, "mixed": plan.mixed}

@@ -164,7 +164,7 @@ def work_of(
 
     everyone: tokens of all attention replicas, where they hold unlike loads; None = each has those of the batch.
     """
-    model = stock.model
+    model, everyone = stock.model, batch.everyone if everyone is None else everyone
     block_fp8 = has_block_fp8(model)
     tokens = batch.rank_tokens(layout.cp)
     blocks: dict[str, Block] = {}
@@ -213,7 +213,8 @@ def _layer_counts(stock: Inventory, stage: Stage, model: Model, block_fp8: bool,
     moe = stock.ffns(stage, "moe")
     return {
         "all": stage.layers, "moe": moe, "mla": stock.of_mixer(stage, "mla", "sparse"),
-        "linear": stock.of_mixer(stage, "linear", "mamba"), "block-fp8": stage.layers if block_fp8 else 0,
+        "linear": stock.of_mixer(stage, "linear", "mamba"), "qk-norm": stock.with_role(stage, "attn.q_norm"),
+        "block-fp8": stage.layers if block_fp8 else 0,
         "unpacked": moe if "unpacked" in kinds else 0,
     }  # fmt: skip
 

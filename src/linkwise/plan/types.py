@@ -9,6 +9,7 @@ from linkwise.engine.base import Options, Resolved
 from linkwise.engine.step_constants import StepCalibration
 from linkwise.model.types import Model
 from linkwise.plan.frontier_types import Frontier
+from linkwise.plan.trust import Trust
 from linkwise.workload.types import Workload
 
 
@@ -174,7 +175,8 @@ class Plan(Frozen, frozen=True, kw_only=True):
     """A chosen serving deployment with its inputs, so that it explains itself later.
 
     calibration: label of the constants the times rest on; step_calibration: those of the engine's step, None where the
-    cluster's roofline stands for them. figures: every explainable figure by path; textbook: the same
+    cluster's roofline stands for them; trust: how far chosen's TPOT and TTFT can be trusted.
+    figures: every explainable figure by path; textbook: the same
     traffic figures under the textbook convention. command: how the engine starts one replica.
     """
 
@@ -210,6 +212,7 @@ class Plan(Frozen, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     step_calibration: StepCalibration | None = None
+    trust: Trust | None = None
     frontier: Frontier | None = None
 
 

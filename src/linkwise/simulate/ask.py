@@ -7,12 +7,16 @@ from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.core.units import parse_time
+from linkwise.plan.engine_of import engine_of
+from linkwise.plan.interval import trust
+from linkwise.plan.trust import Trust
 from linkwise.plan.types import Plan
 from linkwise.simulate.load import Asked, load_of
 from linkwise.simulate.of_plan import pool_of, transfer_of
 from linkwise.simulate.rules import Fault, Run, Transfer
 from linkwise.simulate.run import simulate
-from linkwise.simulate.types import Simulated
+from linkwise.simulate.types import Simulated, Summary
+from linkwise.workload.requests import Requests
 from linkwise.workload.types import Targets
 
 
@@ -47,11 +51,30 @@ def ask(
             transfer, said = transfer_of(prefill, plan, load)
             notes += said
         run = replace(run, transfer=transfer)
-    constants = plan.calibration
-    notes += (f"step times rest on {constants} constants",)
-    return simulate(
+    notes += (f"step times rest on {plan.calibration}",)
+    found = simulate(
         pools, load, run, targets=targets or plan.workload.targets, notes=tuple(dict.fromkeys(notes)), progress=progress
     )
+    at_once = found.summary.in_system_s / max(found.summary.span_s, 1e-9) / pools[0].replicas
+    return found._replace(summary=replace(found.summary, trust=_trust(found.summary, plan, prefill, load, at_once)))
+
+
+def _trust(found: Summary, plan: Plan, prefill: Plan | None, load: Requests, at_once: float) -> Trust | None:
+    """How far the means can be trusted: TTFT's by the plan that computes prompts, TPOT's by the one that draws."""
+    if found.tpot is None or found.ttft is None:
+        return None
+    isl, osl = max(1, round(float(load.input_tokens.mean()))), max(1, round(float(load.output_tokens.mean())))
+    of = [
+        trust(
+            found.tpot.mean, found.ttft.mean, one.model, one.cluster, engine_of(one),
+            replace(one.workload, isl_tokens=isl, osl_tokens=osl), at_once,
+        )
+        for one in (prefill or plan, plan)
+    ]  # fmt: skip
+    why = tuple(dict.fromkeys(of[0].extrapolated + of[1].extrapolated))
+    if prefill is not None:
+        why = ("pools of their own: fitted on groups that serve both phases", *why)
+    return Trust(ttft=of[0].ttft, tpot=of[1].tpot, extrapolated=why)
 
 
 _FAULT = re.compile(r"(slow|link|down):([0-9]{1,6})@([0-9.]+[a-z]*)-([0-9.]+[a-z]*)(?:x([0-9.]{1,12}))?", re.ASCII)

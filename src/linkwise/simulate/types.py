@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from linkwise.core.schema import Frozen
+from linkwise.plan.trust import Trust
 from linkwise.simulate.state import Array
 
 SIMULATION_SCHEMA = "linkwise.simulation/1"
@@ -56,7 +57,8 @@ class Summary(Frozen, frozen=True, kw_only=True):
     queue. lost: with a replica, or in transfer (unmoved). itl: gaps between tokens, in bins of 1.6 %.
     prefill_tokens: computed, with those computed again (recomputed_tokens); cached_tokens: found in prefix caches.
     in_system_s: requests in the system, integrated over time. saturated: load beyond what the pools serve; saturation
-    says what was seen. starving: the pool that waits for the other.
+    says what was seen. starving: the pool that waits for the other. trust: how far the means of TTFT and TPOT can be
+    trusted.
     """
 
     schema: str = SIMULATION_SCHEMA
@@ -92,6 +94,7 @@ class Summary(Frozen, frozen=True, kw_only=True):
     saturated: bool
     saturation: str
     starving: str
+    trust: Trust | None = None
     notes: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
 
