@@ -11,7 +11,6 @@ from linkwise.model.types import Model
 from linkwise.plan.trust import Interval, Trust
 from linkwise.workload.types import Workload
 
-
 NEAR = 2.0  # lengths and users this many times beyond the ends of a range still count as inside it
 
 
