@@ -1,12 +1,14 @@
 """Standard output: held until it stands, but for text that must appear at once."""
 
 import io
+import os
 import sys
 from typing import Any
 
 import pytest
 
 from linkwise import cli_run, streams
+from linkwise.core.errors import OutputError
 from linkwise.dist.watch import Lost
 from linkwise.supervise.types import Failed, Fault, Finished, Job, Token
 
@@ -27,6 +29,22 @@ def test_text_that_must_appear_at_once_comes_after_what_was_held(monkeypatch: py
         assert out.getvalue() == "before\nnow\\x1b[2J"
         print("after")
     assert out.getvalue() == "before\nnow\\x1b[2Jafter\n"
+
+
+def test_a_command_that_goes_on_ends_when_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, written = os.pipe()
+    with open(written, "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        streams.write_now("now")
+        os.close(read)
+        with pytest.raises(OutputError, match="nobody reads") as error:
+            streams.write_now("then")
+        assert error.value.exit_code == 74
+    read, written = os.pipe()
+    os.close(read)
+    with open(written, "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        streams.write("a finished answer: its exit code answers")
 
 
 def test_nothing_that_was_held_comes_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,15 +54,15 @@ def write(text: str) -> None:
 def write_now(text: str, *, end: str = "\n", keep: str = "\n") -> None:
     """Text to standard output at once, also inside `held_output`: for a command that goes on, and after what it has
     printed before. Control characters of what others wrote, but those in `keep`, become visible. Raises OutputError as
-    `write` does."""
+    `write` does, and when the reader went away: what would follow is for nobody."""
     now, shown = sys.stdout, printable(text, keep=keep) + end
-    if isinstance(now, _Held):
-        _deliver(now.goes_to, now.taken() + shown)
-    else:
-        _deliver(now, shown)
+    read = _deliver(now.goes_to, now.taken() + shown) if isinstance(now, _Held) else _deliver(now, shown)
+    if not read:
+        raise OutputError("nobody reads standard output any more")
 
 
-def _deliver(stream: TextIO | None, text: str) -> None:
+def _deliver(stream: TextIO | None, text: str) -> bool:
+    """Whether somebody reads it still."""
     if stream is None:
         raise OutputError("cannot write output: standard output is closed")
     if isinstance(stream, io.TextIOWrapper):
@@ -72,9 +72,11 @@ def _deliver(stream: TextIO | None, text: str) -> None:
         stream.flush()
     except BrokenPipeError:
         _discard(stream)
+        return False
     except OSError as error:
         _discard(stream)
         raise OutputError(f"cannot write output: {(error.strerror or str(error)).lower()}") from None
+    return True
 
 
 def _discard(stream: TextIO) -> None:
