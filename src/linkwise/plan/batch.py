@@ -22,11 +22,15 @@ class Part(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The batch of one step of one attention replica. kind: prefill, decode or mixed. sampled: rows with logits."""
+    """The batch of one step of one attention replica. kind: prefill, decode or mixed. sampled: rows with logits.
+
+    everyone: tokens of all attention replicas, where they hold unlike loads; None = each has those of this one.
+    """
 
     kind: str
     parts: tuple[Part, ...]
     sampled: Num
+    everyone: Num | None = None
 
     @property
     def tokens(self) -> Num:
