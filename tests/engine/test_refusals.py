@@ -64,10 +64,10 @@ def test_more_expert_ranks_than_experts(make, name, change):
 
 
 def test_a_change_that_meets_another_rule_is_followed_to_its_end(make):
-    # dcp must be 1 or tp beside cp, but tp is not above the 8 KV heads: only dcp 1 is left.
+    # Grouped heads have no cp, and without it tp is not above the 8 KV heads: dcp goes too.
     found = refusal("vllm", make(), Layout(tp=4, cp=2, dcp=2))
-    assert found is not None and "allows 1 or tp" in found.reason
-    assert found.change == "dcp 1"
+    assert found is not None and "sparse latent attention only" in found.reason
+    assert found.change == "cp 1, dcp 1"
     # Nine stages of eight layers, and three ways to cut 32 heads: both have to change.
     found = refusal("vllm", make(), Layout(pp=9, tp=3))
     assert found is not None and found.change == "pp 8, tp 2"
@@ -211,10 +211,14 @@ def test_decode_context_parallelism_beside_other_mixers_is_refused(make):
 
 
 def test_version_gates(make):
-    model = make(mla=True, heads=128, experts=64)
+    model = make(mla=True, heads=128, experts=64, mixer="sparse")
     assert refusal("vllm", model, Layout(tp=8, dcp=8), "0.9") is not None
     assert refusal("vllm", model, Layout(tp=4, cp=2), "0.30") is not None
     assert refusal("vllm", model, Layout(tp=4, cp=2)) is None
+    # v1/attention/backend.py: supports_pcp; mla_attention.py: supports_pcp_dcp.
+    assert refusal("vllm", make(mla=True, heads=128, experts=64), Layout(tp=4, cp=2)) is not None
+    found = refusal("vllm", model, Layout(tp=4, cp=2, dcp=2))
+    assert found is not None and "allows 1 or tp" in found.reason
     # vllm/config/parallel.py: "PCP does not support data parallelism yet."
     assert refusal("vllm", model, Layout(tp=2, cp=2, dp_attn=2)) is not None
 

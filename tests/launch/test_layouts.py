@@ -18,7 +18,7 @@ from linkwise.launch import registry
 from linkwise.launch.base import Asked
 from linkwise.launch.types import Deployment, Process
 
-MODELS = ("llama-3.3-70b", "deepseek-v3", "qwen3-235b-a22b")
+MODELS = ("llama-3.3-70b", "deepseek-v3", "deepseek-v3.2", "qwen3-235b-a22b")
 NUMBERED = {
     "vllm": lambda x: (x.dp_attn, x.pp, x.cp, x.tp),
     "sglang": lambda x: (x.pp, x.cp, x.dp_attn, x.tp),
@@ -145,7 +145,7 @@ def test_a_ray_cluster_has_the_groups_devices_and_one_command() -> None:
 
 def test_what_these_files_cannot_say_is_refused_by_name() -> None:
     # vLLM's create_engine_config divides data x pipeline x tensor ranks by the nodes, without prefill context.
-    wide = asked("deepseek-v3", "vllm", [range(32)], Layout(tp=1, cp=32))
+    wide = asked("deepseek-v3.2", "vllm", [range(32)], Layout(tp=1, cp=32))
     refusal = registry.get("vllm").refuses(wide, wide.groups[0])
     assert refusal is not None
     assert "cp 32 over 4 nodes" in refusal.reason

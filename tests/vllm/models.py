@@ -28,6 +28,10 @@ MLA: dict[str, Any] = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
     "num_nextn_predict_layers": 0, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
+SPARSE: dict[str, Any] = MLA | {
+    "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_head_dim": 128,
+    "index_n_heads": 64, "index_topk": 2048,
+}  # fmt: skip
 TINY: dict[str, Any] = DENSE | {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
     "intermediate_size": 512, "vocab_size": 1024, "max_position_embeddings": 2048,

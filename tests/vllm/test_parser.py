@@ -20,16 +20,22 @@ from linkwise.launch.types import Deployment, Group, Served
 from linkwise.model.read import load as model_of
 from linkwise.plan.search import layouts
 
-COMMANDS = 60
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own
+
+# Drawn of each kind of model; of the sparse one layouts with prefill context parallelism, which are its alone.
+COMMANDS = {"dense": 20, "moe": 20, "mla": 20, "sparse": 10}
 CLUSTER = "8x8xh100-sxm"
 # What vLLM refuses because the platform is the CPU, whatever the command: part of the message, and what it is about.
-CPU_ALONE: dict[str, str] = {}
+CPU_ALONE = {
+    "Model Runner V1 does not support: prefill context parallel": "prefill context parallelism is in model runner V2,"
+    " which needs Triton",
+}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("models")
-    made = {"dense": models.DENSE, "moe": models.MOE, "mla": models.MLA}
+    made = {"dense": models.DENSE, "moe": models.MOE, "mla": models.MLA, "sparse": models.SPARSE}
     return {name: models.folder(base / name, config) for name, config in made.items()}
 
 
@@ -37,12 +43,12 @@ def deployments(folders: dict[str, Path]) -> Iterator[tuple[str, Layout, Deploym
     """As many as asked, drawn from every legal layout of every model up to 64 devices, the same every time."""
     engine, cluster = engines.get("vllm"), cluster_of(CLUSTER)
     drawn = random.Random(0)  # noqa: S311 - a sample, no secret
-    each = -(-COMMANDS // len(folders))
     for name, folder in folders.items():
         model = model_of(str(folder))
         legal = [
             layout for layout in layouts(model, cluster, {})
             if layout.size <= 64 and engine.refuses(model, layout, devices_per_node=8) is None
+            and (name != "sparse" or layout.cp > 1)
         ]  # fmt: skip
         written = 0
         for layout in drawn.sample(legal, len(legal)):
@@ -57,14 +63,14 @@ def deployments(folders: dict[str, Path]) -> Iterator[tuple[str, Layout, Deploym
                 continue
             yield name, layout, assemble(asked, launcher, Served(isl_tokens=10, osl_tokens=10))
             written += 1
-            if written == each:
+            if written == COMMANDS[name]:
                 break
 
 
 def configured(words: tuple[str, ...]) -> Any:
     """vLLM's configuration of a command, by its own parser."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -107,4 +113,4 @@ def test_commands_are_accepted_with_the_plans_degrees(folders: dict[str, Path]) 
     for line in (*alone, *refused):
         print(f"  {line}")
     assert not refused
-    assert accepted + len(alone) >= COMMANDS
+    assert accepted >= 60

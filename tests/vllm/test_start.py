@@ -28,8 +28,9 @@ from linkwise.launch.write import write
 BOUND_S = 20.0  # for a worker that does nothing; a step of this engine on this processor takes well under a second
 START_S = 300.0
 TOKENS = 8
-# vLLM's compiled graphs of the pipeline's stages are not available on CPUs; the layout is untouched by it.
-EAGER = """--compilation-config '{"mode": 2, "backend": "eager"}'"""
+# Compiling takes minutes on this processor; between stages vLLM's CPU build needs mode 2. Layouts are untouched by it.
+EAGER = "--enforce-eager"
+STAGES = """--compilation-config '{"mode": 2, "backend": "eager"}'"""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def _leaders(parent: int) -> list[int]:
 
 @contextmanager
 def started(
-    folder: Path, weights: Path, on: str, *, words: str = "", engine_args: str = "", hosts: tuple[str, ...] = ()
+    folder: Path, weights: Path, on: str, *, words: str = "", engine_args: str = EAGER, hosts: tuple[str, ...] = ()
 ) -> Iterator[Started]:
     """A command's layout planned, written, and started; ended whatever happens."""
     found = linkwise.plan(
@@ -172,7 +173,7 @@ def test_tensor_parallel_and_its_workers_lost(tmp_path: Path, dense: Path) -> No
 
 
 def test_pipeline_parallel(tmp_path: Path, dense: Path) -> None:
-    with started(tmp_path / "d", dense, "1x2xh100-sxm", words="-pp 2", engine_args=EAGER) as it:
+    with started(tmp_path / "d", dense, "1x2xh100-sxm", words="-pp 2", engine_args=STAGES) as it:
         answers(it)
 
 
@@ -195,7 +196,7 @@ def test_prefill_and_decode_over_nixl(tmp_path: Path, dense: Path) -> None:
     found = linkwise.handoff(
         dense, "1x2xh100-sxm", prompt=16, prefill_tp=1, decode_tp=1, engine="vllm@0.32", rate="1/s", osl=16
     )
-    made = launch(found, weights=str(dense), name="it", router="linkwise")
+    made = launch(found, weights=str(dense), name="it", router="linkwise", engine_args=EAGER)
     with serving(made, tmp_path / "d") as it:
         prompt = " ".join(str(5 + n % 900) for n in range(200))
         assert answers(it, prompt)

@@ -75,7 +75,7 @@ class Vllm(FactEngine):
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="vLLM runs the copies as independent replicas")
         yield _expert_degree(layout)
-        yield _prefill_context(layout, bool(gates["prefill_context_parallel"]))
+        yield _prefill_context(model, layout, bool(gates["prefill_context_parallel"]))
         yield rules.heads(model, layout)
         yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
         # Experts need not divide: a remainder is spread over the first ranks.
@@ -311,11 +311,19 @@ def _expert_degree(layout: Layout) -> Refusal | None:
     )
 
 
-def _prefill_context(layout: Layout, allowed: bool) -> Refusal | None:
+def _prefill_context(model: Model, layout: Layout, allowed: bool) -> Refusal | None:
     if layout.cp == 1:
         return None
     if not allowed:
         return Refusal(reason=f"cp {layout.cp}: this version has no prefill context parallelism", ways=({"cp": 1},))
+    mixers = {layer.mixer for layer in model.layers} - {"none"}
+    if not model.mla_latent or mixers != {"sparse"}:
+        # Attention backends for grouped heads lack it; MLA's layer has it together with a sharded KV for sparse only.
+        return Refusal(
+            reason=f"cp {layout.cp}: vLLM shards KV over prefill ranks for sparse latent attention only (DeepSeek-V3.2,"
+            " GLM-5)",
+            ways=({"cp": 1},),
+        )
     if layout.dp_attn > 1:
         return Refusal(
             reason=f"cp {layout.cp} with dp_attn {layout.dp_attn}: vLLM combines prefill context and data parallelism"

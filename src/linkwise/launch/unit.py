@@ -164,7 +164,8 @@ class EngineUnit:
                 if not asked.good and self.last_s < asked.since:
                     who = f"; process {gone[0]} is gone: {known[gone[0]]}" if gone else ""
                     kind: FaultKind = "dead" if gone else "slow"
-                    return self._fault(kind, f"no token within {self._bound_s:g} s, /health says {self._says()}{who}")
+                    took = f"asked for a token, none came in {asked.took_s:.1f} s"
+                    return self._fault(kind, f"{took}; /health says {self._says()}{who}")
                 known = {pid: seen.title for pid, seen in here.items()} if asked.good else known
                 asked = None
             if asked is None and (gone or now - max(self.last_s, 0.0) > self._bound_s / 3):
@@ -201,14 +202,15 @@ class EngineUnit:
 
 
 class _Asked:
-    """A token that was asked for. since: when."""
+    """A token that was asked for. since: when; took_s: until it came, or it was clear that none would."""
 
     def __init__(self, unit: EngineUnit, within_s: float) -> None:
-        self.since, self.done, self.good = time.monotonic(), False, False
+        self.since, self.took_s, self.done, self.good = time.monotonic(), 0.0, False, False
         threading.Thread(target=self._ask, args=(unit, within_s), daemon=True).start()
 
     def _ask(self, unit: EngineUnit, within_s: float) -> None:
         self.good = unit.token(within_s)
+        self.took_s = time.monotonic() - self.since
         self.done = True
 
 
