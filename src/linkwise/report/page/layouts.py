@@ -1,79 +1,77 @@
 """Every layout of the search on one plot: tokens/s a user against tokens/s a device.
 
-The search is made again from the inputs that the plan embeds; a layout that fits is then priced at the search's batch
-sizes, whether it meets the targets or not.
+The search is made again from the inputs that the plan embeds. It tells of every layout that fits at all batch sizes it
+tries, whether it meets the targets or not.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from linkwise.core.layout import Layout
 from linkwise.engine import registry
-from linkwise.engine.base import Engine
-from linkwise.plan.ledger import ledger
+from linkwise.plan.explain import subject
 from linkwise.plan.operate import operation
-from linkwise.plan.search import BATCHES, search
+from linkwise.plan.search import BATCHES, Points, search
 from linkwise.plan.types import Plan, Rejection
 from linkwise.report.page.types import Tried
 
 MOST = 300  # layouts with a curve; of those that cannot run, so many
-_RUNS = frozenset({"rate", "ttft", "tpot"})  # a layout that is short of these fits and runs
+
+Curve = tuple[tuple[int, float, float], ...]
+Floats = npt.NDArray[Any]
 
 
 def layouts(plan: Plan) -> tuple[tuple[Tried, ...], int]:
     """Layouts tried, the chosen one first, and how many are left out."""
     engine = registry.get(plan.engine, plan.engine_version)
-    found = search(plan.model, plan.cluster, engine, plan.options, plan.workload)
-    feasible = {c.layout: c.requests for c in found.candidates}
-    feasible.setdefault(plan.layout, plan.ledger.requests)  # given by its user, it may be none that a search tries
+    curves: dict[Layout, Curve] = {}
+
+    def seen(layout: Layout, points: Points) -> None:
+        curves[layout] = _curve(plan, layout, points.sizes, points.tpot, points.rate)
+
+    found = search(plan.model, plan.cluster, engine, plan.options, plan.workload, seen=seen)
+    curves[plan.layout] = _own(plan)
+    second = plan.runner_up.layout if plan.runner_up else None
     # Best first, so that what is left out is what nobody would choose.
-    best = {c.layout: c.max_rate_per_s / c.group_size for c in found.candidates}
-    order = sorted(feasible, key=lambda one: (one != plan.layout, one != _second(plan), -best.get(one, 0.0)))
+    best = {one.layout: one.max_rate_per_s / one.group_size for one in found.candidates} | {plan.layout: 0.0}
+    order = sorted(best, key=lambda one: (one != plan.layout, one != second, -best[one]))
+    verdicts = {plan.layout: "chosen", second: "runner-up"}
     rejected = [one for one in found.rejected if one.layout != plan.layout]
-    slow = [one for one in rejected if one.shortfall.resource in _RUNS]
-    short = [one for one in rejected if one.shortfall.resource not in _RUNS]
-    kept = [_feasible(plan, engine, one, feasible[one]) for one in order[:MOST]]
-    room = max(0, MOST - len(kept))
-    kept += [_rejected(plan, engine, one) for one in slow[:room]]
+    slow = [one for one in rejected if one.layout in curves]
     # Short of memory before illegal: the first could run on other devices.
-    short.sort(key=lambda one: one.shortfall.resource == "legality")
-    kept += [_rejected(plan, engine, one) for one in short[:MOST]]
+    short = sorted((r for r in rejected if r.layout not in curves), key=lambda r: r.shortfall.resource == "legality")
+    kept = [
+        Tried(layout=str(one), devices=one.size, verdict=verdicts.get(one, "feasible"), points=curves[one])
+        for one in order[:MOST]
+    ]
+    kept += [_rejected(one, curves[one.layout]) for one in slow[: max(0, MOST - len(kept))]]
+    kept += [_rejected(one, ()) for one in short[:MOST]]
     return tuple(kept), len(order) + len(rejected) - len(kept)
 
 
-def _second(plan: Plan) -> Layout | None:
-    return plan.runner_up.layout if plan.runner_up else None
-
-
-def _feasible(plan: Plan, engine: Engine, layout: Layout, requests: int) -> Tried:
-    verdict = "chosen" if layout == plan.layout else "runner-up" if layout == _second(plan) else "feasible"
-    points = _points(plan, engine, layout, requests)
-    return Tried(layout=str(layout), devices=layout.size, verdict=verdict, points=points)
-
-
-def _rejected(plan: Plan, engine: Engine, one: Rejection) -> Tried:
-    points: tuple[tuple[int, float, float], ...] = ()
-    if one.shortfall.resource in _RUNS:
-        held = ledger(plan.model, plan.cluster, engine, one.layout, plan.options, plan.workload)
-        points = _points(plan, engine, one.layout, held.requests)
+def _rejected(one: Rejection, points: Curve) -> Tried:
+    short = one.shortfall
     return Tried(
-        layout=str(one.layout),
-        devices=one.layout.size,
-        verdict="rejected",
-        points=points,
-        resource=one.shortfall.resource,
-        reason=one.shortfall.reason,
+        layout=str(one.layout), devices=one.layout.size, verdict="rejected", points=points, resource=short.resource,
+        reason=short.reason,
+    )  # fmt: skip
+
+
+def _own(plan: Plan) -> Curve:
+    """The plan's own layout where its ranks lie, its own batch among the sizes."""
+    about = subject(plan)
+    most = max(1, min(plan.ledger.requests, plan.resolved.max_seqs * plan.layout.dp_attn))
+    sizes = np.unique(np.minimum(np.array([*BATCHES, plan.chosen.point.batch]), most))
+    at = operation(
+        about.model, about.layout, about.engine, about.cluster, about.workload, about.options, sizes, about.places
     )
+    return _curve(plan, plan.layout, sizes, *(np.broadcast_to(one, sizes.shape) for one in (at.tpot, at.rate)))
 
 
-def _points(plan: Plan, engine: Engine, layout: Layout, requests: int) -> tuple[tuple[int, float, float], ...]:
-    """(batch, tokens/s a user, output tokens/s a device) at the search's batch sizes, as far as they fit."""
-    seqs = engine.resolve(plan.options, plan.model, plan.cluster.accelerator, layout).max_seqs
-    most = max(1, min(requests, seqs * layout.dp_attn))
-    sizes = np.unique(np.minimum(np.array(BATCHES), most))
-    if layout == plan.layout:
-        sizes = np.unique(np.append(sizes, plan.chosen.point.batch))
-    at = operation(plan.model, layout, engine, plan.cluster, plan.workload, plan.options, sizes)
-    tpot, rate = (np.broadcast_to(x, sizes.shape) for x in (at.tpot, at.rate))
+def _curve(plan: Plan, layout: Layout, sizes: Floats, tpot: Floats, rate: Floats) -> Curve:
+    """(batch, tokens/s a user, output tokens/s a device)."""
     tokens = rate * plan.workload.osl_tokens / layout.size
     return tuple(
         (int(size), float(f"{1 / one:.5g}"), float(f"{each:.5g}"))

@@ -19,6 +19,7 @@ from linkwise.plan.figures import Subject
 from linkwise.plan.inventory import Stage, inventory, stages
 from linkwise.plan.step import stage_ops
 from linkwise.plan.time import op_seconds, place_of
+from linkwise.plan.traffic import is_device
 from linkwise.plan.traffic_types import LinkLoad
 from linkwise.plan.types import Plan
 from linkwise.report.page.faults import device_of
@@ -174,16 +175,18 @@ def _links(
             continue
         vertex = f"n{node}.nic{detail.nic_names.index(name)}"
         sent = fact.name in _SENT
-        links = [
-            link
-            for link in decode
-            if (link.src if sent else link.dst) == vertex and ".slot" not in link.name and "d" not in link.name[:1]
-        ]
+        links = [link for link in decode if _beyond(link, vertex, sent=sent)]
         expected = sum(p.bytes * scale.get(p.role, 0.0) for link in links for p in link.parts)
         names = ", ".join(link.name for link in links) or vertex
         counter = " ".join(word for word in (fact.host, fact.device, fact.name) if word)
         found.append(ObservedLink(counter=counter, links=names, planned_bytes=expected, observed_bytes=growth))
     return tuple(found)
+
+
+def _beyond(link: LinkLoad, nic: str, *, sent: bool) -> bool:
+    """Whether a link is the NIC's own into the network, and not one to a device."""
+    own, other = (link.src, link.dst) if sent else (link.dst, link.src)
+    return own == nic and not is_device(other) and ".slot" not in other
 
 
 def _scale(plan: Plan, planned: Mapping[Key, _Sum]) -> dict[str, float]:

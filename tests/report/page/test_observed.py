@@ -1,0 +1,119 @@
+"""A trace against the plan, on records whose sizes are worked out by hand."""
+
+import pytest
+from msgspec.structs import replace
+from tests.small import LLAMA
+
+import linkwise
+from linkwise.cluster.detail import NodeDetail
+from linkwise.cluster.presets import shorthand
+from linkwise.model.read import from_config
+from linkwise.plan.traffic import traffic
+from linkwise.report.page.observed import compare
+from linkwise.report.page.types import Comparison
+from linkwise.trace.calls import of_events
+from linkwise.trace.events import Anchor, Batch, Event, Head, RankTrace, Trace
+from linkwise.trace.facts import Fact
+from linkwise.trace.gather import Evidence
+
+# Hidden 256 and 1,024 words in bfloat16, 4 layers; steps of 3 and of 1 tokens. Every row draws one.
+ROW, LOGITS = 256 * 2, 1024 * 2
+STEPS = ((2, 1), (1,))
+
+
+@pytest.fixture(scope="module")
+def plan() -> linkwise.Plan:
+    model = from_config(LLAMA, name="small", source="hand-made")
+    found = linkwise.plan(model, on="1x2xh100-sxm", engine="linkwise", tp=2, isl=8, osl=8)
+    assert isinstance(found, linkwise.Plan)
+    return found
+
+
+def record(rank: int, *, roles: bool = True, batches: bool = True, scale: int = 1) -> RankTrace:
+    """A rank of two that did what the plan says. scale: times the bytes of each MLP's call."""
+    events, sequence = [], 0
+    for step, tokens in enumerate(STEPS):
+        calls = [("embed", "all_reduce", sum(tokens) * ROW)]
+        calls += [
+            ("attn.out", "all_reduce", sum(tokens) * ROW),
+            ("mlp.out", "all_reduce", sum(tokens) * ROW * scale),
+        ] * 4
+        calls += [("logits", "all_gather", len(tokens) * LOGITS)]
+        for role, op, size in calls:
+            at = 1_000_000 + sequence * 1000
+            events.append(
+                Event(step, "tp", role if roles else "", op, sequence, size, "bfloat16", -1, at, at, at + 500, "done")
+            )
+            sequence += 1
+    made = tuple(Batch(step, 1, tuple("ab"[: len(tokens)]), tokens) for step, tokens in enumerate(STEPS))
+    head = Head(rank=rank, world=2, host="box", groups={"tp": (0, 1)}, anchor=Anchor(0, 0))
+    return RankTrace(head=head, calls=of_events(events), batches=made if batches else ())
+
+
+def compared(plan: linkwise.Plan, *ranks: RankTrace, facts: tuple[Fact, ...] = ()) -> Comparison:
+    found = compare(Evidence(trace=Trace(ranks=ranks), facts=facts), plan, traffic(plan, "decode").links)
+    assert found is not None
+    return found
+
+
+def test_a_run_as_planned(plan: linkwise.Plan) -> None:
+    found = compared(plan, record(0), record(1))
+    rows = {one.role: one for one in found.ops}
+    assert (found.ranks, found.steps, set(rows)) == (2, 2, {"embed", "attn.out", "mlp.out", "logits"})
+    # Two ranks; 3 + 1 tokens; four layers.
+    assert rows["embed"].planned_bytes == rows["embed"].observed_bytes == 2 * 4 * ROW
+    assert rows["mlp.out"].planned_bytes == rows["mlp.out"].observed_bytes == 2 * 4 * 4 * ROW
+    assert rows["mlp.out"].planned_calls == rows["mlp.out"].observed_calls == 2 * 2 * 4
+    # Two rows drew in the first step, one in the second.
+    assert rows["logits"].planned_bytes == rows["logits"].observed_bytes == 2 * 3 * LOGITS
+    assert all(one.observed_s == 500e-9 for one in found.ops)
+    assert all(one.planned_s and one.planned_s > 0 for one in found.ops)
+    assert found.notes == ()
+
+
+def test_a_difference_is_one_in_its_own_row(plan: linkwise.Plan) -> None:
+    rows = {one.role: one for one in compared(plan, record(0), record(1, scale=2)).ops}
+    assert rows["mlp.out"].observed_bytes == 1.5 * rows["mlp.out"].planned_bytes  # type: ignore[operator]
+    assert rows["attn.out"].observed_bytes == rows["attn.out"].planned_bytes
+
+
+def test_records_that_name_no_batches_stand_alone(plan: linkwise.Plan) -> None:
+    found = compared(plan, record(0, roles=False, batches=False))
+    assert {(one.role, one.kind, one.planned_calls) for one in found.ops} == {
+        ("", "all_reduce", None),
+        ("", "all_gather", None),
+    }
+    assert "stand alone" in found.notes[0]
+
+
+def test_no_calls_are_no_comparison(plan: linkwise.Plan) -> None:
+    assert compare(Evidence(), plan, ()) is None
+
+
+def test_sizes_that_a_trace_does_not_tell_are_not_made_up() -> None:
+    model = from_config(LLAMA, name="small", source="hand-made")
+    plan = linkwise.plan(model, on="1x2xh100-sxm", engine="linkwise", cp=2, tp=1, isl=8, osl=8)
+    assert isinstance(plan, linkwise.Plan)
+    rank = record(0)
+    rows = {one.role: one for one in compared(plan, rank).ops}
+    context = [one for one in rows.values() if one.role.startswith("cp.") and one.planned_calls]
+    assert context
+    assert any(one.planned_bytes is None for one in context)
+
+
+def test_a_counter_of_a_nic_against_its_link(plan: linkwise.Plan) -> None:
+    """By hand: tp2 over two nodes of one device, ring: each rank sends S an all-reduce, half of S an all-gather."""
+    usual = shorthand("2x1xh100-sxm")
+    cluster = replace(usual, nics_per_node=1, detail=NodeDetail(nic_names=("mlx5_0",)))
+    two = linkwise.plan(plan.model, on=cluster, engine="linkwise", tp=2, isl=8, osl=8)
+    assert isinstance(two, linkwise.Plan)
+    ranks = [replace(r, head=replace(r.head, host=f"box{i}")) for i, r in enumerate((record(0), record(1)))]
+    facts = tuple(
+        Fact("counter", "port_xmit_data", value, host="box0", device="mlx5_0:1", unix_ns=at)
+        for at, value in ((1, 1000.0), (2, 41_000.0))
+    )
+    found = compared(two, *ranks, facts=facts)
+    (link,) = found.links
+    assert link.observed_bytes == 40_000
+    assert link.links == "n0.nic0>rail0"
+    assert link.planned_bytes == pytest.approx((1 + 4 + 4) * 4 * ROW + 3 * LOGITS / 2)
