@@ -1,6 +1,6 @@
 // Memory, the step as a timeline, layouts, a trace against the plan, findings.
 
-const COLOURS = 8;
+const COLD = 10, WARM = 9; // colours --c0 to --c9 and --o0 to --o8
 
 // A colour for a name: by the order in which names first appear.
 const palette = (names, prefix, many) => new Map([...new Set(names)].map((name, i) => [name, `var(--${prefix}${i % many})`]));
@@ -26,8 +26,8 @@ function drawMemory() {
   const { memory } = state.data;
   const width = widthOf("memory"), left = width < 560 ? 70 : 150;
   const names = memory.flatMap((rank) => rank.states.filter((one) => one.path !== "" || !one.name.startsWith("left")).map((one) => one.name)).filter((name) => name !== "left for KV");
-  const weights = palette(names.filter((name) => name.startsWith("weights")), "c", COLOURS);
-  const others = palette(names.filter((name) => !name.startsWith("weights")), "o", 6);
+  const weights = palette(names.filter((name) => name.startsWith("weights")), "c", COLD);
+  const others = palette(names.filter((name) => !name.startsWith("weights")), "o", WARM);
   const colour = (name) => weights.get(name) || others.get(name) || "var(--h0)";
   const rows = [], budgets = [];
   memory.forEach((rank, i) => {
@@ -43,7 +43,7 @@ function drawMemory() {
   });
   const most = Math.max(...memory.map((rank) => Math.max(rank.device_bytes, rank.states.reduce((sum, one) => sum + one.bytes, 0)))) / 1e9;
   const line = { type: "rule", from: { data: "budget" }, encode: { update: { x: { scale: "x", field: "x" }, y: { field: "y" }, y2: { field: "y2" }, stroke: { value: "var(--ink)" }, strokeWidth: { value: 2 }, strokeDash: { value: [4, 2] }, tooltip: { field: "tip" } } } };
-  drawn(blocks("memory", rows, memory.length * 34 + 8, width, left, { domain: [0, most], title: "GB of device memory; dashed: the engine's budget", format: "," },
+  drawn(blocks("memory", rows, memory.length * 34 + 8, width, left, { domain: [0, most], title: "GB of device memory; dashed: the engine's budget", format: ",~f" },
     "Device memory of each rank class by state; the table below says the same.", [{ type: "group", data: [{ name: "budget", values: budgets }], marks: [line] }]));
   $("memory-keys").replaceChildren(legend([...names.filter((name, i) => names.indexOf(name) === i).map((name) => [colour(name), name.replaceAll("_", " ")]), ["var(--h0)", "left for KV"]]));
   paint($("memory-keys"));
@@ -63,8 +63,8 @@ function drawTimes() {
   if (!found) return;
   const width = widthOf("times"), left = width < 560 ? 58 : 92;
   const stages = found.stages.flatMap((one) => one.stages.map((stage) => ({ ...one, stage }))).sort((a, b) => a.stage - b.stage);
-  const parts = palette(state.data.times.flatMap((one) => one.stages.flatMap((stage) => Object.keys(stage.parts))), "c", COLOURS);
-  const ops = palette(state.data.times.flatMap((one) => one.stages.flatMap((stage) => stage.ops.map((op) => op.role))), "o", 6);
+  const parts = palette(state.data.times.flatMap((one) => one.stages.flatMap((stage) => Object.keys(stage.parts))), "c", COLD);
+  const ops = palette(state.data.times.flatMap((one) => one.stages.flatMap((stage) => stage.ops.map((op) => op.role))), "o", WARM);
   const rows = [], path = [];
   let begin = 0;
   for (const stage of stages) {
@@ -217,5 +217,8 @@ function drawObserved() {
 addEventListener("DOMContentLoaded", () => {
   $("picture").addEventListener("keydown", pictureKeys);
   $("picture").addEventListener("blur", () => tip(""));
-  start();
+  start().catch((error) => {
+    console.error(error);
+    $("notes").append(make("p", { class: "differs" }, `This browser cannot show the page: ${error.message}`));
+  });
 });

@@ -237,7 +237,13 @@ function load(data) {
   drawObserved();
 }
 
-function start() {
+// The data is packed JSON: it is half of the file otherwise.
+async function unpacked(text) {
+  const packed = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+async function start() {
   $("panel-close").onclick = () => $("panel").close();
   $("panel").onclick = (event) => { if (event.target === $("panel")) $("panel").close(); };
   $("find").oninput = drawFigures;
@@ -248,6 +254,6 @@ function start() {
     width = innerWidth;
     drawPicture(); drawTimes(); drawMemory(); drawLayouts(); drawObserved();
   });
-  load(JSON.parse($("data").textContent));
+  load(await unpacked($("data").textContent));
   Promise.all(pending).then(() => { document.documentElement.dataset.ready = "yes"; });
 }
