@@ -19,6 +19,7 @@ from tests.supervise.fake import until
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
+from linkwise.runtime import arrivals
 from linkwise.runtime.control import Hello, frame
 from linkwise.runtime.driver import LocalUnit, UnitSpec
 from linkwise.supervise.types import Event, Failed, Fault, Finished, Job, Sampling, Token
@@ -278,16 +279,17 @@ def test_an_exit_is_told_with_its_last_words(driven: Any) -> None:
     assert "code 3" in fault.message and "fatal: leaving" in fault.message
 
 
-def test_a_slow_participant_is_known_before_anything_fails(driven: Any) -> None:
+def test_a_slow_participant_is_known_before_anything_fails(driven: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "IN_A_ROW", 3)
     one = driven(Layout(tp=2)).ready()
-    one.submit("a", [LAG + 1], 40)
+    one.submit("a", [LAG + 1], 100)  # 5 s, in every step of which the rank is late
     events = one.until_end(1)
     assert isinstance(events[-1], Finished)
     (line,) = one.lines
     assert line.startswith(f"{one.unit.name}: rank 1 holds the others up: ")
-    arrivals = one.unit.arrivals
-    assert arrivals[1].lagging and not arrivals[0].lagging
-    assert arrivals[1].own_s > 0.04 and arrivals[1].own_s > arrivals[1].others_s + 0.02
+    here = one.unit.arrivals
+    assert here[1].lagging and not here[0].lagging
+    assert here[1].own_s > 0.04 and here[1].own_s > here[1].others_s + 0.02
 
 
 def test_an_observed_request_ends_when_every_rank_has_told(driven: Any) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from linkwise.runtime.arrivals import CALM_S, IN_A_ROW, QUIET_S, Arrival, Arrivals, Laggards
 from linkwise.runtime.control import Beat
-from linkwise.runtime.health import Arrivals, View, judge
+from linkwise.runtime.health import View, judge
 
 TIMEOUT = 12.0  # silent after 3 s, slow after 6
 
@@ -125,3 +126,40 @@ def test_few_steps_prove_nothing() -> None:
         arrivals.ended(0, step, 1_000_000)
         arrivals.ended(1, step, 900_000_000)
     assert not any(one.lagging for one in arrivals.table().values())
+
+
+def compared(laggards: Laggards, late: list[set[int]], ranks: int = 3, at: int = 0) -> list[str]:
+    """What is said over comparisons a second apart; in each of them these ranks are late, after ten more steps."""
+    lines = []
+    for second, some in enumerate(late, at):
+        table = {rank: Arrival(0.0, 0.09 if rank in some else 0.01, 0.01, 10 * (second + 1)) for rank in range(ranks)}
+        lines += [f"{second}: {line.partition(':')[0]}" for line in laggards.compare(table, 1000.0 + second)]
+    return lines
+
+
+def test_a_rank_that_is_late_again_and_again_is_named_once_and_taken_back_when_it_keeps_up() -> None:
+    laggards = Laggards([(0, 1, 2)])
+    assert compared(laggards, [{1}] * (IN_A_ROW - 1)) == []
+    assert compared(laggards, [{1}] * 13, at=7) == ["7: rank 1 holds the others up"]
+    assert compared(laggards, [set()] * 7 + [{1}] + [set()] * 8, at=20) == ["35: rank 1 keeps up again"]
+    # Late at once again: told when the last line about it is old enough.
+    assert compared(laggards, [{1}] * 60, at=36) == [f"{7 + int(QUIET_S)}: rank 1 holds the others up"]
+
+
+def test_two_that_are_late_together_are_both_named() -> None:
+    lines = compared(Laggards([(0, 1, 2)]), [{0, 2}] * IN_A_ROW)
+    assert lines == ["7: rank 0 holds the others up", "7: rank 2 holds the others up"]
+
+
+def test_ranks_that_take_turns_at_being_late_are_a_busy_machine() -> None:
+    turns = [{second // 5 % 2} for second in range(60)]
+    assert compared(Laggards([(0, 1)]), turns, ranks=2) == []
+    laggards = Laggards([(0, 1)])
+    assert compared(laggards, [{1}, {0}, set()], ranks=2) == []
+    assert compared(laggards, [{0}] * 40, ranks=2, at=3) == [f"{int(CALM_S)}: rank 0 holds the others up"]
+
+
+def test_no_new_step_tells_nothing() -> None:
+    laggards = Laggards([(0, 1)])
+    table = {0: Arrival(0.0, 0.01, 0.09, 20), 1: Arrival(0.0, 0.09, 0.01, 20)}
+    assert [laggards.compare(table, float(second)) for second in range(20)] == [[]] * 20

@@ -18,10 +18,10 @@ from linkwise.core.layout import Layout
 from linkwise.dist.groups import check_timeout
 from linkwise.dist.launch import LOCALHOST
 from linkwise.runtime.arch import read_arch
+from linkwise.runtime.arrivals import Arrival
 from linkwise.runtime.control import RankFacts, UnitSpec
 from linkwise.runtime.ends import Over
 from linkwise.runtime.group import Group, Observed
-from linkwise.runtime.health import Arrival
 from linkwise.runtime.local import COMMAND, Launched, Processes
 from linkwise.runtime.pools import pools_of
 from linkwise.runtime.scheduler import Limits, Scheduler

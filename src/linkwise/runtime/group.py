@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from linkwise.dist.observer import Seen
+from linkwise.runtime.arrivals import Arrivals, Laggards
 from linkwise.runtime.control import (
     Beat,
     Began,
@@ -33,7 +34,7 @@ from linkwise.runtime.control import (
     frame,
 )
 from linkwise.runtime.ends import Ends, Over, overdue
-from linkwise.runtime.health import Arrivals, View, judge, unheard
+from linkwise.runtime.health import View, judge, unheard
 from linkwise.runtime.local import Launched
 from linkwise.runtime.peers import Peers
 from linkwise.runtime.pools import Open, Pool
@@ -83,11 +84,11 @@ class Group:
     ) -> None:
         self.spec, self.pools, self.launched, self._deliver, self._told = spec, pools, launched, deliver, told
         self._say = say
-        self._behind: set[int] = set()  # ranks that hold the others up, as was said
         self._untraced = False  # traces are not written, as was said
         self.facts: dict[int, RankFacts] = {}
         self.observed: list[Observed] = []
-        self.arrivals = Arrivals([stage for pool in pools for stage in pool.stages])
+        stages = [stage for pool in pools for stage in pool.stages]
+        self.arrivals, self._laggards = Arrivals(stages), Laggards(stages)
         now = time.monotonic()
         self.views = [View(rank, now, now) for rank in range(spec.ranks)]
         self._peers = Peers(host, spec.ranks, self._hear, self._lost, self._begin)
@@ -302,7 +303,8 @@ class Group:
             raise Over(fault)
         if now - self._compared > PING_S:
             self._compared = now
-            self._compare()
+            for line in self._laggards.compare(self.arrivals.table(), now):
+                self._say(line)
         if now - self._pinged > PING_S and self.idle:
             self._pinged = now
             self._pings += 1
@@ -319,17 +321,6 @@ class Group:
             here = self._met if len(self._met) < spec.ranks else self.facts
             missing = tuple(rank for rank in range(spec.ranks) if rank not in here)
             raise Over(overdue(self.views, missing, now, start_s=spec.start_s, timeout_s=spec.timeout_s))
-
-    def _compare(self) -> None:
-        """Name ranks that are persistently late, while they still come: before they block a call."""
-        for rank, arrival in self.arrivals.table().items():
-            if arrival.lagging and rank not in self._behind:
-                self._behind.add(rank)
-                own, others = arrival.own_s * 1e3, arrival.others_s * 1e3
-                self._say(f"rank {rank} holds the others up: {own:.0f} ms a step by itself, the others {others:.0f} ms")
-            elif rank in self._behind and arrival.own_s <= arrival.others_s:
-                self._behind.discard(rank)
-                self._say(f"rank {rank} keeps up again")
 
     def _look_at_traces(self) -> None:
         """Say it when ranks' traces are no longer written, and when they are again."""

@@ -5,9 +5,7 @@ ranks cannot be told apart nobody is named.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from linkwise.runtime.control import Beat
 from linkwise.supervise.types import Fault
@@ -16,10 +14,6 @@ BEAT_S = 0.15  # between two heartbeats
 SILENT_S = 3.0  # without one, at most; a rank whose interpreter is held up for long is not stopped yet
 BUSY_SHARE = 0.1  # of the time between two heartbeats, from which on a rank computes
 PIECE = 10  # time limits that one piece of a step may compute for: half a layer, for which there is no other sign
-_SMOOTH = 0.2  # weight of the newest step
-_STEPS = 8  # before anybody is called persistently slow
-_LAG_S = 0.02  # own time beyond the others', from here on worth a name
-_LAG_SHARE = 0.5  # and this share of the others' own time
 
 
 @dataclass
@@ -114,69 +108,3 @@ def named(views: Collection[View]) -> str:
 
 def _numbers(views: Collection[View]) -> tuple[int, ...]:
     return tuple(view.rank for view in views)
-
-
-class Arrival(NamedTuple):
-    """A rank against the others of its stage, smoothed over steps.
-
-    late_s: begins its steps after the first of them. own_s: time of a step it spends on its own, not waiting.
-    others_s: the median of the others' own time. steps: seen.
-    """
-
-    late_s: float
-    own_s: float
-    others_s: float
-    steps: int
-
-    @property
-    def lagging(self) -> bool:
-        """Whether the others persistently wait for this rank."""
-        beyond = self.own_s - self.others_s
-        return self.steps >= _STEPS and beyond > _LAG_S and beyond > _LAG_SHARE * self.others_s
-
-
-@dataclass
-class Arrivals:
-    """Smoothed arrivals of ranks that should keep step. stages: ranks that do the same work, by group and stage."""
-
-    stages: Sequence[tuple[int, ...]]
-    _begun: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
-    _ended: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
-    _late: dict[int, float] = field(default_factory=dict)
-    _own: dict[int, float] = field(default_factory=dict)
-    _steps: dict[int, int] = field(default_factory=dict)
-
-    def began(self, rank: int, step: int, at_ns: int) -> None:
-        times = self._whole(self._begun, rank, step, at_ns)
-        for number, at in times.items():
-            self._late[number] = _smoothed(self._late.get(number), (at - min(times.values())) / 1e9)
-
-    def ended(self, rank: int, step: int, own_ns: int) -> None:
-        for number, own in self._whole(self._ended, rank, step, own_ns).items():
-            self._own[number] = _smoothed(self._own.get(number), own / 1e9)
-            self._steps[number] = self._steps.get(number, 0) + 1
-
-    def _whole(self, kept: dict[tuple[int, int], dict[int, int]], rank: int, step: int, value: int) -> dict[int, int]:
-        """The values of a whole stage, once all of its ranks have reported the step."""
-        stage = next(i for i, ranks in enumerate(self.stages) if rank in ranks)
-        values = kept.setdefault((stage, step), {})
-        values[rank] = value
-        if len(values) < len(self.stages[stage]):
-            return {}
-        del kept[stage, step]
-        return values
-
-    def table(self) -> dict[int, Arrival]:
-        """By rank. A rank alone in its stage has nobody to compare with and is compared with itself."""
-        found = {}
-        for ranks in self.stages:
-            for rank in ranks:
-                if rank in self._own:
-                    others = [self._own[r] for r in ranks if r != rank and r in self._own] or [self._own[rank]]
-                    late = self._late.get(rank, 0.0)
-                    found[rank] = Arrival(late, self._own[rank], median(others), self._steps.get(rank, 0))
-        return found
-
-
-def _smoothed(before: float | None, new: float) -> float:
-    return new if before is None else before + _SMOOTH * (new - before)
