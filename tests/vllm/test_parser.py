@@ -114,3 +114,22 @@ def test_commands_are_accepted_with_the_plans_degrees(folders: dict[str, Path]) 
         print(f"  {line}")
     assert not refused
     assert accepted >= 60
+
+
+def test_flags_of_the_facts_take_what_the_parser_takes() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    flags = engines.get("vllm").facts.flags  # type: ignore[attr-defined]
+    parser = make_arg_parser(FlexibleArgumentParser())
+    wrong = []
+    for action in parser._actions:
+        plain = action.nargs == 0
+        for name in action.option_strings:
+            if name in flags.switches and not plain:
+                wrong.append(f"{name} takes {action.nargs or 'a value'}")
+            if name in flags.values and (plain or action.nargs in {"+", "*"}):
+                wrong.append(f"{name} takes {'nothing' if plain else 'several'}")
+            if name in flags.lists and plain:
+                wrong.append(f"{name} takes nothing")
+    assert not wrong

@@ -1,11 +1,12 @@
 """What launch wrote, started by the real engine on this machine's processor from the files alone: tiny random weights.
 
-Answers through the front, a stopped worker and a killed one named within the bound and their group started again, and
-no process left.
+Answers through the front, the ledger's KV tokens in the engine's log, the layout read back from the server, a stopped
+worker and a killed one named within the bound and their group started again, and no process left.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 from tests.vllm import models
 
 import linkwise
+from linkwise.answers import Plan
 from linkwise.api_launch import launch
 from linkwise.launch import sessions
 from linkwise.launch.write import write
@@ -28,9 +30,10 @@ from linkwise.launch.write import write
 BOUND_S = 20.0  # for a worker that does nothing; a step of this engine on this processor takes well under a second
 START_S = 300.0
 TOKENS = 8
-# Compiling takes minutes on this processor; between stages vLLM's CPU build needs mode 2. Layouts are untouched by it.
-EAGER = "--enforce-eager"
-STAGES = """--compilation-config '{"mode": 2, "backend": "eager"}'"""
+KV_BYTES = 2**30  # VLLM_CPU_KVCACHE_SPACE, of each rank
+# Compiling takes minutes on this processor, the CPU build's pipeline stages have no compiled graphs, and kernels of
+# --enforce-eager end with an illegal instruction here. Layouts are untouched by it.
+EAGER = """--compilation-config '{"mode": 2, "backend": "eager"}'"""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ class Started:
         tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "linkwise", "launch", str(folder), "--start", "--timeout", f"{BOUND_S}s"],
-            stderr=subprocess.PIPE, text=True, env=os.environ | {"PATH": tools},
+            stderr=subprocess.PIPE, text=True, env=os.environ | {"PATH": tools, "VLLM_SERVER_DEV_MODE": "1"},
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -61,7 +64,7 @@ class Started:
         with self.process.stderr as lines:
             for line in lines:
                 self.said.append((time.monotonic(), line.strip()))
-                print(f"  {line.strip()}")
+                print(f"  {line.strip()}", flush=True)
 
     def wait(self, words: str, within_s: float, *, after: float = 0.0) -> tuple[float, str]:
         until = time.monotonic() + within_s
@@ -69,12 +72,12 @@ class Started:
             for when, line in self.said:
                 if when >= after and words in line:
                     return when, line
-            assert self.process.poll() is None, f"it ended: {self.said}{self.logs()}"
+            assert self.process.poll() is None, f"it ended: {self.said}{self.logs()[-6000:]}"
             time.sleep(0.1)
-        raise AssertionError(f"{words!r} was not said within {within_s} s: {self.said}{self.logs()}")
+        raise AssertionError(f"{words!r} was not said within {within_s} s: {self.said}{self.logs()[-6000:]}")
 
     def logs(self) -> str:
-        return "".join(f"\n== {p.name}\n{p.read_text()[-3000:]}" for p in (self.folder / "logs").glob("*.log"))
+        return "".join(f"\n== {p.name}\n{p.read_text()}" for p in (self.folder / "logs").glob("*.log"))
 
     def complete(self, prompt: str = "5 6 7 8") -> dict[str, Any]:
         body = {"model": "it", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
@@ -120,9 +123,15 @@ def started(
         on=on, engine="vllm@0.32", from_command=f"vllm serve {weights} --max-model-len 512 {words}", isl=16, osl=16,
         concurrency=1,
     )  # fmt: skip
-    with serving(launch(
-        found, weights=str(weights), name="it", router="linkwise", hosts=hosts, engine_args=engine_args
-    ), folder) as it:  # fmt: skip
+    assert isinstance(found, Plan)
+    made = launch(found, weights=str(weights), name="it", router="linkwise", hosts=hosts, engine_args=engine_args)
+    with serving(made, folder) as it:
+        logged = {int(n.replace(",", "")) for n in re.findall(r"KV cache size: ([0-9,]+) tokens", it.logs())}
+        assert logged == {min(KV_BYTES // rank.bytes_per_token for rank in found.ledger.ranks if rank.bytes_per_token)}
+        door = next(p for p in made.processes if p.url and p.role != "router")
+        today = linkwise.plan(on=on, from_running=door.url, isl=16, osl=16, concurrency=1)
+        assert isinstance(today, Plan)
+        assert today.layout == found.layout
         yield it
 
 
@@ -139,6 +148,7 @@ def serving(made: Any, folder: Path) -> Iterator[Started]:
         it.stop()
     finally:
         if it.process.poll() is None:
+            leaders = _leaders(it.process.pid)
             it.process.kill()
             it.process.wait(10)
         sessions.end(leaders, 1.0)
@@ -173,7 +183,7 @@ def test_tensor_parallel_and_its_workers_lost(tmp_path: Path, dense: Path) -> No
 
 
 def test_pipeline_parallel(tmp_path: Path, dense: Path) -> None:
-    with started(tmp_path / "d", dense, "1x2xh100-sxm", words="-pp 2", engine_args=STAGES) as it:
+    with started(tmp_path / "d", dense, "1x2xh100-sxm", words="-pp 2") as it:
         answers(it)
 
 
