@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -10,6 +11,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes
 from linkwise.core.schema import HANDOFF_SCHEMA, decode_json
 from linkwise.diagnose.types import FINDINGS_SCHEMA, Findings
+from linkwise.plan.traffic_types import TRAFFIC_SCHEMA, Traffic
 from linkwise.plan.types import Plan
 from linkwise.report.page.types import Page
 from linkwise.trace.gather import Evidence
@@ -18,7 +20,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
-    """The page of a plan (value or file). beside: a handoff, findings, and evidence of a run in any formats.
+    """The page of a plan (value or file). beside: a handoff, traffic, findings, and evidence of a run in any formats.
 
     Raises InputError for what is no plan, for two handoffs or findings, and for paths that do not exist.
     """
@@ -28,10 +30,11 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
 
     handoffs: list[Path] = []
     findings: list[Path] = []
+    traffics: list[Path] = []
     evidence: list[Path] = []
     for path in map(Path, beside):
-        kind = _schema(path)
-        {HANDOFF_SCHEMA: handoffs, FINDINGS_SCHEMA: findings}.get(kind, evidence).append(path)
+        ours = {HANDOFF_SCHEMA: handoffs, FINDINGS_SCHEMA: findings, TRAFFIC_SCHEMA: traffics}
+        ours.get(_schema(path), evidence).append(path)
     loaded = answers.load(one) if (one := _one(handoffs, "handoff")) else None
     handoff = loaded if isinstance(loaded, answers.Handoff) else None
     found: Evidence | None = collect(tuple(evidence)) if evidence else None
@@ -39,7 +42,8 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
         _plan_of(plan),
         handoff=handoff,
         handoff_chains={path: _explain_handoff(handoff, path).chain for path in handoff.figures} if handoff else None,
-        findings=_findings(one) if (one := _one(findings, "diagnosis")) else None,
+        traffics=[(path.name, _read(path, Traffic)) for path in traffics],
+        findings=_read(one, Findings) if (one := _one(findings, "diagnosis")) else None,
         evidence=found,
     )
 
@@ -51,8 +55,11 @@ def _one(paths: Iterable[Path], what: str) -> Path | None:
     return found[0] if found else None
 
 
-def _findings(path: Path) -> Findings:
-    return decode_json(read_bytes(path, max_bytes=_MAX_BYTES), Findings, where=str(path))
+T = TypeVar("T")
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    return decode_json(read_bytes(path, max_bytes=_MAX_BYTES), kind, where=str(path))
 
 
 class _Head(msgspec.Struct, frozen=True):

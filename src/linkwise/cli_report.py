@@ -21,7 +21,7 @@ def register(
         beside: Annotated[
             list[Path] | None,
             typer.Argument(
-                help="what stands beside it: handoff --json, diagnose --json, traces and counters of a run",
+                help="what stands beside it: handoff, traffic or diagnose --json, traces and counters of a run",
                 metavar="[FILE...]",
             ),
         ] = None,

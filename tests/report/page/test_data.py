@@ -251,11 +251,30 @@ def test_files_are_known_by_their_content(seventy: linkwise.Plan, tmp_path) -> N
 
 def test_a_handoff_of_something_else_is_refused(seventy: linkwise.Plan) -> None:
     other = linkwise.handoff("llama-3.1-8b", "2x4xh100-sxm", prompt=512, prefill_tp=1, decode_tp=1, rate="1/s")
-    with pytest.raises(InputError, match=r"one of llama-3\.3-70b"):
+    with pytest.raises(InputError, match=r"that of llama-3\.3-70b"):
         page_data(seventy, handoff=other)
     elsewhere = linkwise.handoff("llama-3.3-70b", "4x8xh100-sxm", prompt=512, prefill_tp=8, decode_tp=8, rate="1/s")
     with pytest.raises(InputError, match="on the plan's cluster"):
         page_data(seventy, handoff=elsewhere)
+
+
+def test_traffic_at_another_placement_is_one_more_step(seventy: linkwise.Plan, tmp_path) -> None:
+    plan, other = tmp_path / "plan.json", tmp_path / "swapped.json"
+    linkwise.save(seventy, plan)
+    across = linkwise.traffic(seventy, placement=(0, 1, 4, 5, 2, 3, 6, 7))  # each tensor group over both nodes
+    linkwise.save(across, other)
+    page = page_of(plan, other)
+    assert page.steps[-1] == "decode of swapped.json"
+    load = page.picture.loads[-1]
+    assert load.busiest == across.busiest_by_time
+    places = {link.name: place for link, place in zip(page.picture.links, load.of, strict=True)}
+    for link in across.links:
+        if link.name in places:
+            assert load.carried[places[link.name]].bytes == pytest.approx(link.bytes)
+    elsewhere = linkwise.traffic(plan_of("llama-3.3-70b", "4x8xh100-sxm", tp=8, pp=2, cp=1))
+    linkwise.save(elsewhere, other)
+    with pytest.raises(InputError, match="on the plan's cluster"):
+        page_of(plan, other)
 
 
 def test_the_page_is_json_that_comes_back(page: Page) -> None:

@@ -8,8 +8,9 @@ from linkwise.core.chain import Chain
 from linkwise.diagnose.types import Findings
 from linkwise.plan import handoff_types
 from linkwise.plan.traffic import traffic
+from linkwise.plan.traffic_types import Traffic
 from linkwise.plan.types import Plan
-from linkwise.report.page import handoff as handoffs
+from linkwise.report.page import others
 from linkwise.report.page.chains import Writer, book_chains, book_figures
 from linkwise.report.page.faults import faults
 from linkwise.report.page.layouts import layouts
@@ -30,13 +31,14 @@ def page_data(
     *,
     handoff: handoff_types.Handoff | None = None,
     handoff_chains: Mapping[str, Chain] | None = None,
+    traffics: Sequence[tuple[str, Traffic]] = (),
     evidence: Evidence | None = None,
     findings: Findings | None = None,
 ) -> Page:
     """Everything the page shows of a plan.
 
-    handoff: what moving KV takes on the plan's cluster; handoff_chains: of its figures. evidence: what ran, to hold
-    against the plan. findings: what a diagnosis says, to mark.
+    handoff: what moving KV takes on the plan's cluster; handoff_chains: of its figures. traffics: by name, steps
+    counted at another placement. evidence: what ran, to hold against the plan. findings: what to mark.
     """
     writer = Writer()
     batches = sizes(plan) if plan.cluster.size <= _MANY else sizes(plan, 6)
@@ -47,10 +49,13 @@ def page_data(
     times = tuple(map(step_time, moments))
     counted = [_counted(moment, time) for moment, time in zip(moments, times, strict=True)]
     marks = faults(findings, plan) if findings else ()
-    counted += [handoffs.counted(handoff, plan)] if handoff else []
+    turns = {time.step: time.interval_s for time in times if time.batch == batches[own]}
+    beside = [others.traffic(name, one, turns[one.step], plan) for name, one in traffics]
+    beside += [others.handoff(handoff, plan)] if handoff else []
+    counted += beside
     drawn = picture(plan, counted, marks, writer)
     figures = book_figures(plan, batches, writer)
-    others = book_chains("handoff.", handoff_chains or {}, writer)
+    carried = book_chains("handoff.", handoff_chains or {}, writer)
     tried, left_out = layouts(plan)
     decode = next(one.links for one in counted if one.step == "decode" and one.batch == batches[own])
     targets = plan.workload.targets
@@ -61,8 +66,8 @@ def page_data(
         calibration=plan.calibration,
         batches=batches,
         plan=own,
-        steps=(*STEPS, handoffs.STEP) if handoff else STEPS,
-        figures=figures + others,
+        steps=(*STEPS, *(one.step for one in beside)),
+        figures=figures + carried,
         textbook=plan.textbook,
         book=writer.book(),
         picture=drawn,

@@ -35,7 +35,7 @@ function drawMemory() {
     const y = 6 + i * 34;
     for (const one of rank.states) {
       const gb = one.bytes / 1e9;
-      rows.push({ row: i, label: rank.ranks, y, h: 24, x, x2: x + gb, colour: colour(one.name), edge: "var(--page)", path: one.path || undefined,
+      rows.push({ row: i, label: width < 560 ? rank.ranks.replace(/^ranks? /, "") : rank.ranks, y, h: 24, x, x2: x + gb, colour: colour(one.name), edge: "var(--page)", path: one.path || undefined,
         tip: `${one.name}: ${bytes(one.bytes)}${one.in_budget ? "" : ", outside the budget"}\n${one.note}` });
       x += gb;
     }

@@ -58,7 +58,8 @@ const figure = (path) => {
   return found && pick(found.values) != null ? found : undefined;
 };
 const batchOf = () => state.data.batches[state.batch];
-const at = (list) => list.find((one) => one.step === state.step && (one.batch === batchOf() || state.step === "prefill" || state.step === "handoff"));
+const slides = () => ["decode", "mixed"].includes(state.step); // other steps have no batch
+const at = (list) => list.find((one) => one.step === state.step && (one.batch === batchOf() || !slides()));
 
 // A figure with its chain behind it.
 function fig(path, text) {
@@ -197,9 +198,8 @@ function control() {
 
 function change(again = true) {
   const { data } = state;
-  const fixed = state.step === "prefill" || state.step === "handoff";
-  $("batch").disabled = fixed;
-  const words = state.step === "prefill" ? "one prompt chunk" : state.step === "handoff" ? "one request" : `${count(batchOf())} requests${state.batch === data.plan ? " (the plan's)" : ""}`;
+  $("batch").disabled = !slides();
+  const words = state.step === "prefill" ? "one prompt chunk" : state.step === "handoff" ? "one request" : !slides() ? "as in the file" : `${count(batchOf())} requests${state.batch === data.plan ? " (the plan's)" : ""}`;
   $("batch-words").textContent = words;
   $("batch").setAttribute("aria-valuetext", words);
   if (again) render();

@@ -1,0 +1,56 @@
+"""What stands beside the plan's own steps in the picture: a handoff, and traffic counted at another placement."""
+
+from collections.abc import Sequence
+
+from linkwise.cluster.links import links
+from linkwise.core.errors import InputError
+from linkwise.plan import handoff_types
+from linkwise.plan.handoff_types import Handoff
+from linkwise.plan.traffic_types import LinkLoad, Part, Traffic
+from linkwise.plan.types import Plan
+from linkwise.report.page.picture import Counted
+
+HANDOFF = "handoff"
+
+
+def handoff(found: Handoff, plan: Plan) -> Counted:
+    """One request's KV on its way. Raises InputError when it is of another model or on another cluster."""
+    loads = tuple(map(_load, found.links))
+    _check(found.model, loads, plan, "handoff")
+    busiest = max(loads, key=lambda one: one.busy_s, default=None)
+    # A request's bytes cross in the time between two requests.
+    return Counted(HANDOFF, 1, 1 / found.rate_per_s, loads, busiest.name if busiest else "")
+
+
+def traffic(name: str, found: Traffic, over_s: float, plan: Plan) -> Counted:
+    """A step as `linkwise traffic --json` counted it. over_s: the plan's own turn of that step.
+
+    Raises InputError when it is of another model or on another cluster.
+    """
+    _check(found.model, found.links, plan, "traffic")
+    return Counted(f"{found.step} of {name}", 1, over_s, found.links, found.busiest_by_time)
+
+
+def _check(model: str, loads: Sequence[LinkLoad], plan: Plan, what: str) -> None:
+    if model != plan.model.name:
+        raise InputError(f"{what} of {model[:80]}", where=what, expected=f"that of {plan.model.name}")
+    known = {f"{link.src}>{link.dst}" for link in links(plan.cluster)}
+    other = next((one.name for one in loads if one.name not in known), None)
+    if other is not None:
+        where = f"that on the plan's cluster, {plan.cluster.name}"
+        raise InputError(f"{what} over {other[:80]}", where=what, expected=where)
+
+
+def _load(one: handoff_types.LinkLoad) -> LinkLoad:
+    src, _, dst = one.link.partition("->")
+    return LinkLoad(
+        src=src,
+        dst=dst,
+        kind=one.kind,
+        tier="",
+        spec_Bps=one.spec_Bps,
+        effective_Bps=one.effective_Bps,
+        bytes=one.wire_bytes,
+        busy_s=one.seconds,
+        parts=(Part(role="kv.handoff", group=HANDOFF, bytes=one.wire_bytes),),
+    )
