@@ -6,7 +6,7 @@ import sys
 import linkwise
 
 CALLS = {"fit", "plan", "explain", "compare", "handoff", "models", "hardware", "engines", "load", "save"}
-CALLS |= {"traffic", "place", "diagnose", "simulate", "capacity", "autoscale", "launch"}
+CALLS |= {"traffic", "place", "diagnose", "simulate", "capacity", "autoscale", "launch", "calibrate"}
 VALUES = {"Fit", "Placement", "Plan", "NoPlan", "__version__"}
 ERRORS = {"LinkwiseError", "InputError", "NotUnderstood", "Refused", "Undecidable"}
 

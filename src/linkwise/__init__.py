@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         save,
         traffic,
     )
+    from linkwise.api_calibrate import calibrate
     from linkwise.api_diagnose import diagnose
     from linkwise.api_launch import launch
     from linkwise.api_place import Placement, place
@@ -43,6 +44,7 @@ __all__ = [
     "Undecidable",
     "__version__",
     "autoscale",
+    "calibrate",
     "capacity",
     "compare",
     "diagnose",
@@ -66,6 +68,7 @@ _HOMES = {
     "diagnose": "api_diagnose",
     "launch": "api_launch",
     "autoscale": "api_simulate",
+    "calibrate": "api_calibrate",
     "capacity": "api_simulate",
     "simulate": "api_simulate",
 }

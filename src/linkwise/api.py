@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import msgspec
 
-from linkwise import doors
+from linkwise import calibrations, doors
 from linkwise import settings as _settings
 from linkwise.answers import Fit, Handoff, NoPlan, Plan, Traffic, as_kind, load, save
 from linkwise.cluster.types import Cluster
@@ -138,7 +138,7 @@ def _task(
 
     given = _settings.check(settings)
     options, workload = _settings.options(given), _settings.workload(given)
-    by = doors.engine("vllm" if engine is None else engine)
+    by = calibrations.timed(doors.engine("vllm" if engine is None else engine), given.get("calibration"))
     where = _cluster(on, given)
     own = _settings.degrees(given)
     if read is None:
@@ -163,8 +163,9 @@ def _task(
     fixed = _fixed(own or _degrees_of(today.layout), what, where)
     options = _settings.options(given, today.options)
     notes = (*today.notes, *ignored)
+    by = calibrations.timed(get(today.engine, version), given.get("calibration"))
     return _Task(
-        what, where, get(today.engine, version), options, workload, fixed, None if own else today.replicas, notes
+        what, where, by, options, workload, fixed, None if own else today.replicas, notes
     )  # fmt: skip
 
 
@@ -286,6 +287,7 @@ def handoff(
     if _settings.degrees(given):
         raise InputError("degrees are given by side", where="handoff", expected="prefill_tp, decode_tp and their pp")
     options, workload, by = _settings.options(given), _settings.workload(given), doors.engine(engine)
+    by = calibrations.timed(by, given.get("calibration"))
     if workload.rate_per_s is None:
         raise InputError("no rate", where="handoff", expected="requests per second, such as 20/s")
     where = _cluster(on, given)
@@ -403,7 +405,7 @@ def _cluster(on: str | Path | Cluster, given: Settings | None = None) -> Cluster
         raise InputError("no cluster", where="--on", expected="a cluster such as 2x8xh100-sxm, or a YAML file")
     found: Cluster = doors.again(on, "on") if isinstance(on, Cluster) else read(str(on))
     path = (given or {}).get("calibration")
-    if path is None:
+    if path is None or calibrations.is_of_steps(path):
         return found
     from linkwise.measure import calibration
 

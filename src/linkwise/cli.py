@@ -11,6 +11,7 @@ import typer
 
 from linkwise import (
     cli_autoscale,
+    cli_calibrate,
     cli_capacity,
     cli_cluster,
     cli_diagnose,
@@ -416,6 +417,7 @@ cli_diagnose.register(_command(), print_blocks, print_json)
 cli_traffic.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_simulate.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_capacity.register(_command(), print_blocks, print_json, lambda: kept("plan"))
+cli_calibrate.register(_command(), print_blocks, print_json)
 cli_autoscale.register(_command(), print_blocks, print_json, lambda: kept("plan"))
 cli_report.register(_command(), print_blocks, lambda: kept("plan"))
 

@@ -64,7 +64,7 @@ class Settings(TypedDict, total=False):
     burst: Annotated[float, Word(_LOAD, "KV headroom over the mean number of requests in flight", "FACTOR")]
     prefix_hit: Annotated[float, Word(_LOAD, "share of prompt tokens found in the prefix cache", "SHARE")]
 
-    calibration: Annotated[str, Word(_MEASURED, "what the links gave, as linkwise measure -o writes it", "FILE")]
+    calibration: Annotated[str, Word(_MEASURED, "what links gave (measure -o) or steps took (calibrate -o)", "FILE")]
 
 
 _DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep", "sequence_sharded")

@@ -12,6 +12,7 @@ from linkwise.model.types import Model
 from linkwise.plan.batch import prefill_batch
 from linkwise.plan.handoff_case import NETWORK, Case, Load, case_of, link_name, loads_of
 from linkwise.plan.handoff_types import Flow, Handoff, HandoffOptions, LinkLoad, RankShare
+from linkwise.plan.interval import times_label
 from linkwise.plan.inventory import bytes_per_token, inventory, request_bytes, stages
 from linkwise.plan.reshard import Piece, entries, entry_bytes, regions
 from linkwise.plan.time import flops_seconds, group_seconds, read_seconds
@@ -305,7 +306,7 @@ def _notes(case: Case, figures: dict[str, Num]) -> tuple[str, ...]:
             " of its own; the links here carry the whole rate"
         )
     if not case.textbook:
-        notes.append(f"times rest on {case.cluster.constants.label} constants")
+        notes.append(f"times rest on {times_label(case.engine, case.cluster)}")
     return tuple(notes)
 
 

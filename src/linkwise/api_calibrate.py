@@ -1,0 +1,59 @@
+"""`linkwise calibrate` as a Python call, with the words of the command."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from linkwise.core.errors import InputError
+
+if TYPE_CHECKING:
+    from linkwise.simulate.calibrate.own import Outcome
+    from linkwise.workload.results import LeftOut
+
+
+def calibrate(
+    files: "str | Path | Sequence[str | Path]", *, engine: str = "", model: str = "", on: str = "",
+    tp: int | None = None, base: "str | Path" = "",
+) -> "Outcome":  # fmt: skip
+    """What do my own results say of an engine's step? `fitted` says also which rows were left out, and why.
+
+    files: results of vllm bench serve, SGLang, aiperf, guidellm, genai-perf, or a CSV. engine: of rows that name none,
+    and only its rows. model, on, tp: of all rows, in place of what they say. base: constants to start from; "" = the
+    shipped ones. Raises InputError when no row can be simulated.
+    """
+    return fitted(files, engine=engine, model=model, on=on, tp=tp, base=base)[0]
+
+
+def fitted(
+    files: "str | Path | Sequence[str | Path]", *, engine: str = "", model: str = "", on: str = "",
+    tp: int | None = None, base: "str | Path" = "",
+) -> "tuple[Outcome, tuple[LeftOut, ...]]":  # fmt: skip
+    """The outcome, and every row that was left out with its reason."""
+    from linkwise.cluster.read import load as cluster
+    from linkwise.engine import registry, step_calibrations
+    from linkwise.simulate.calibrate.own import calibrate as decide
+    from linkwise.simulate.calibrate.rows import Given, cases_of
+    from linkwise.workload import results
+
+    paths = [files] if isinstance(files, (str, Path)) else list(files)
+    read = [results.read(path) for path in paths]
+    rows = [row for one in read for row in one.rows]
+    if engine:
+        name = registry.get(engine).name
+        rows = [row for row in rows if row.engine is None or _is(row.engine, name)]
+    found = cases_of(rows, Given(engine=engine, model=model, cluster=cluster(on) if on else None, tp=tp))
+    left_out = tuple(one for part in read for one in part.left_out) + found.left_out
+    if not found.cases:
+        why = f": {left_out[0].where}: {left_out[0].reason}" if left_out else ""
+        raise InputError(f"no row can be simulated{why}", where="calibrate", expected="rows with model, GPU and load")
+    known = step_calibrations.load(base) if base else found.cases[0].served.engine.calibration
+    return decide(found.cases, known, source=", ".join(Path(path).name for path in paths)), left_out
+
+
+def _is(word: str, name: str) -> bool:
+    from linkwise.engine import registry
+
+    try:
+        return registry.get(word).name == name
+    except InputError:
+        return False

@@ -1,0 +1,63 @@
+"""The command `linkwise calibrate`: its words and options. cli.py registers it and owns what all commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from linkwise.core.errors import InputError
+
+_ROWS, _OUT = "What the files do not say", "Output"
+
+
+def register(
+    command: Callable[[Callable[..., int]], Any], show: Callable[..., None], show_json: Callable[[Any], None]
+) -> None:
+    """Add the command. show, show_json: how the command line prints screens and values."""
+
+    def calibrate(
+        files: Annotated[
+            list[Path], typer.Argument(help="results of vllm bench serve, SGLang, aiperf, guidellm, genai-perf, or CSV")
+        ],
+        engine: Annotated[
+            str, typer.Option(help="of rows that name none, such as vllm==0.11; no other's rows", rich_help_panel=_ROWS)
+        ] = "",
+        model: Annotated[
+            str, typer.Option(help="of all rows: a name, a folder or a config.json", rich_help_panel=_ROWS)
+        ] = "",
+        on: Annotated[
+            str, typer.Option(help="of all rows: a cluster such as 8xh100-sxm", rich_help_panel=_ROWS)
+        ] = "",
+        tp: Annotated[int | None, typer.Option(help="tensor parallel of all rows", rich_help_panel=_ROWS)] = None,
+        base: Annotated[
+            str, typer.Option(help="constants to start from  [default: the shipped ones]", metavar="FILE")
+        ] = "",
+        *,
+        output: Annotated[
+            Path | None, typer.Option("-o", "--output", help="write the calibration", rich_help_panel=_OUT)
+        ] = None,
+        all_: Annotated[
+            bool, typer.Option("--all", help="also constants that hardly moved", rich_help_panel=_OUT)
+        ] = False,
+        json: Annotated[
+            bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=_OUT)
+        ] = False,
+    ) -> int:  # fmt: skip
+        """Fit an engine's step to your own results. Exit code 1: rows left out are predicted worse than before."""
+        from linkwise.api_calibrate import fitted
+        from linkwise.engine import step_calibrations
+        from linkwise.report.calibrate import screen
+
+        if output is not None and output.is_dir():
+            raise InputError("is a folder", where=str(output), expected="a file to write")
+        outcome, left_out = fitted(files, engine=engine, model=model, on=on, tp=tp, base=base)
+        if output is not None:
+            output.write_text(step_calibrations.dump(outcome.calibration), encoding="utf-8")
+        if json:
+            show_json(outcome)
+        else:
+            show(screen(outcome, left_out, every=all_, written=str(output or "")))
+        return 1 if "keep the constants" in outcome.trust else 0
+
+    command(calibrate)

@@ -1,0 +1,207 @@
+"""A user's results: the shipped constants moved by as much as the rows determine, and how far to trust what comes out.
+
+The constants known before are the prior, so that a few rows move what they tell of and leave the rest.
+"""
+
+import datetime
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from linkwise.core.errors import InputError
+from linkwise.core.schema import Frozen
+from linkwise.engine.step_constants import Constant, Range, Spreads, StepCalibration
+from linkwise.engine.versions import version_key
+from linkwise.simulate.calibrate.case import Case
+from linkwise.simulate.calibrate.fit import (
+    NAMES,
+    Fitted,
+    Space,
+    descend,
+    fit,
+    grouped,
+    measured,
+    predicted,
+    simulated,
+)
+from linkwise.simulate.calibrate.made import calibration_of, range_of, spread_of
+from linkwise.simulate.calibrate.priors import PRIORS, TPOT_SIGMA, TTFT_SIGMA, unit_of
+from linkwise.simulate.calibrate.steps import Steps
+from linkwise.simulate.tables import Floats
+
+_CLOSE, _WIDE = 0.1, 0.5  # how far one deployment's constants lie from those of all, as logarithms
+_FOLDS = 10
+ENOUGH = 8  # rows from which on an error of rows left out means something
+
+
+class Moved(Frozen, frozen=True, kw_only=True):
+    """A constant before and after. determined: share of what was open about it that the rows decide."""
+
+    name: str
+    before: float
+    after: float
+    unit: str
+    error: float
+    determined: float
+
+
+class Error(Frozen, frozen=True, kw_only=True):
+    """Median |predicted / measured - 1| of TPOT and TTFT; None where none was measured."""
+
+    tpot: float | None
+    ttft: float | None
+
+
+class Outcome(Frozen, frozen=True, kw_only=True):
+    """What calibrating to results came to. before, after: with the constants there were and the fitted ones; left_out:
+    each row predicted by constants fitted without it (or without its tenth)."""
+
+    engine: str
+    base: str
+    rows: int
+    moved: tuple[Moved, ...]
+    before: Error
+    after: Error
+    left_out: Error
+    trust: str
+    calibration: StepCalibration
+
+
+def calibrate(
+    cases: Sequence[Case], base: StepCalibration | None, *, source: str, told: Callable[[int, int], None] | None = None
+) -> Outcome:
+    """Fit one engine's constants to its runs. base: the constants known before; None = the priors alone."""
+    names = {case.served.engine.name for case in cases}
+    if len(names) != 1:
+        raise InputError(
+            f"results of {', '.join(sorted(names)) or 'no engine'}", where="calibrate", expected="rows of one engine",
+            hint="--engine NAME takes that engine's rows only",
+        )  # fmt: skip
+    engine = names.pop()
+    space = _space(engine, base)
+    truth = measured(cases)
+    begin = simulated(cases, space, space.centre)
+    fitted = fit(cases, space, rounds=3, told=told)
+    steps = simulated(cases, space, fitted.at)
+    after = predicted(grouped(cases, steps, space), space, fitted.at, len(cases))
+    without = _left_out(cases, steps, fitted)
+    first = predicted(grouped(cases, begin, space), space, space.centre, len(cases))
+    errors = [_error(of, truth) for of in (first, after, without)]
+    made = _file(fitted, engine, cases, base, truth - after, source)
+    return Outcome(
+        engine=engine, base=base.label if base else "no results: what published kernels do", rows=len(cases),
+        moved=_moved(fitted, engine), before=errors[0], after=errors[1], left_out=errors[2],
+        trust=_words(cases, errors), calibration=made,
+    )  # fmt: skip
+
+
+def _space(engine: str, base: StepCalibration | None) -> Space:
+    centre = np.log([PRIORS[name].centre for name in NAMES])
+    spread = np.array([PRIORS[name].spread for name in NAMES])
+    since: dict[str, str] = {}
+    factors: dict[str, float] = {}
+    if base is not None:
+        known = base.constants
+        for place, name in enumerate(NAMES):
+            if name in known and known[name].value > 0:
+                centre[place] = np.log(known[name].value)
+        spread = np.clip(spread / 2, _CLOSE, _WIDE)
+        for version in base.versions[-1:]:
+            since[engine], factors[engine] = version.since, version.overheads
+    return Space((engine,), since, centre, spread, factors)
+
+
+def _left_out(cases: Sequence[Case], steps: Sequence[Steps], fitted: Fitted) -> Floats:
+    """Each row by constants fitted to others, the events as all rows have them."""
+    number, folds = len(cases), min(_FOLDS, len(cases))
+    truth, found = measured(cases), np.full(2 * len(cases), np.nan)
+    if folds < 2:
+        return found
+    groups = grouped(cases, steps, fitted.space)
+    for fold in range(folds):
+        mine = np.arange(number) % folds == fold
+        rest = np.where(np.concatenate((mine, mine)), np.nan, truth)
+        if not np.isfinite(rest).any():
+            continue
+        at, _ = descend(groups, rest, fitted.space, fitted.at)
+        values = predicted(groups, fitted.space, at, number)
+        found[np.concatenate((mine, mine))] = values[np.concatenate((mine, mine))]
+    return found
+
+
+def _error(found: Floats, truth: Floats) -> Error:
+    number = len(truth) // 2
+    medians = []
+    for part in (slice(0, number), slice(number, 2 * number)):
+        off = (found - truth)[part]
+        off = off[np.isfinite(off)]
+        medians.append(float(np.median(np.abs(np.expm1(off)))) if len(off) else None)
+    return Error(tpot=medians[0], ttft=medians[1])
+
+
+def _moved(fitted: Fitted, engine: str) -> tuple[Moved, ...]:
+    logs, before = fitted.space.logs(fitted.at, engine), fitted.space.centre
+    return tuple(
+        Moved(
+            name=name, before=float(np.exp(before[i])), after=float(np.exp(logs[i])), unit=unit_of(name),
+            error=float(fitted.errors[engine][i]),
+            determined=float(max(0.0, 1 - (fitted.errors[engine][i] / fitted.space.spread[i]) ** 2)),
+        )
+        for i, name in enumerate(NAMES)
+    )  # fmt: skip
+
+
+def _file(
+    fitted: Fitted, engine: str, cases: Sequence[Case], base: StepCalibration | None, off: Floats, source: str
+) -> StepCalibration:  # fmt: skip
+    number, today = len(cases), datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
+    usual = base.spreads if base is not None else None
+    spreads = Spreads(
+        tpot=spread_of(off[:number], usual.tpot if usual else None),
+        ttft=spread_of(off[number:], usual.ttft if usual else None),
+        tpot_outside=usual.tpot_outside if usual else spread_of(off[:0]),
+        ttft_outside=usual.ttft_outside if usual else spread_of(off[:0]),
+    )  # fmt: skip
+    made = calibration_of(
+        fitted, engine, cases, spreads, label=f"{engine} on {source[:80]}, {today}", made=today, source=source
+    )
+    if base is None:
+        return replace(made, versions=())
+    kept = {
+        name: replace(one, source=f"{one.source}; before: {base.label}") for name, one in made.constants.items()
+    } | {name: one for name, one in base.constants.items() if name not in made.constants}
+    return replace(made, constants=_known(kept), versions=base.versions, range=_joined(base.range, range_of(cases)))
+
+
+def _known(constants: dict[str, Constant]) -> dict[str, Constant]:
+    return {name: constants[name] for name in (*NAMES, *(n for n in constants if n not in NAMES))}
+
+
+def _joined(a: Range, b: Range) -> Range:
+    """What either covers."""
+    versions = sorted({*a.versions, *b.versions}, key=version_key)
+    return Range(
+        models=tuple(sorted({*a.models, *b.models})), gpus=tuple(sorted({*a.gpus, *b.gpus})),
+        quantisations=tuple(sorted({*a.quantisations, *b.quantisations})),
+        versions=tuple(versions) if len(versions) < 3 else (versions[0], versions[-1]),
+        isl=(min(a.isl[0], b.isl[0]), max(a.isl[1], b.isl[1])),
+        osl=(min(a.osl[0], b.osl[0]), max(a.osl[1], b.osl[1])),
+        concurrency=(min(a.concurrency[0], b.concurrency[0]), max(a.concurrency[1], b.concurrency[1])),
+        rows=a.rows + b.rows,
+    )  # fmt: skip
+
+
+def _words(cases: Sequence[Case], errors: Sequence[Error]) -> str:
+    """How far the fitted constants can be trusted, in a sentence."""
+    before, _, without = errors
+    if len(cases) < ENOUGH:
+        return f"{len(cases)} rows say what happens near them; {ENOUGH} or more are needed to see how others would fare"
+    if _loss(without) > _loss(before):
+        return "rows left out are predicted worse than before: keep the constants there were"
+    return "rows left out are predicted no worse than before: use it for runs like these"
+
+
+def _loss(error: Error) -> float:
+    """Both errors in units of what is usual of each."""
+    return (error.tpot or 0.0) / TPOT_SIGMA + (error.ttft or 0.0) / TTFT_SIGMA

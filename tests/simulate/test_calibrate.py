@@ -1,0 +1,171 @@
+"""Fits of constants. Expected values: the constants that made the rows, and hand calculation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+pytest.importorskip("numba")
+
+from linkwise.cluster import presets
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.engine import registry
+from linkwise.engine.base import Options
+from linkwise.engine.step_calibrations import load, shipped
+from linkwise.engine.step_constants import StepCalibration, StepConstants
+from linkwise.model import read
+from linkwise.simulate.calibrate.case import Case, serving
+from linkwise.simulate.calibrate.fit import NAMES, Space, fit, grouped, pooled, predicted, simulated
+from linkwise.simulate.calibrate.own import calibrate
+from linkwise.simulate.calibrate.rows import Given, cases_of
+from linkwise.simulate.calibrate.steps import run_of
+from linkwise.workload.results import Row
+
+VERSION = "0.18"
+
+
+def case(isl: int, osl: int, users: int, gpus: int = 1, spread: str = "uniform", **changes: object) -> Case:
+    engine, layout = registry.get("vllm", VERSION), Layout(tp=gpus)
+    what = serving(
+        read.load("llama-3.1-8b"), presets.shorthand(f"{gpus}xh100-sxm"), engine, layout, Options(), isl, osl
+    )
+    made = Case(what, isl, osl, spread, users, 0.0, 10 * users, 1.0, 1.0, "llama", f"{isl}/{osl} x{users}")
+    return made._replace(**changes)
+
+
+GRID = [(isl, 64, users, gpus) for isl in (256, 2048) for users in (1, 4, 16) for gpus in (1, 2)]
+
+
+def measured_with(constants: StepConstants) -> list[Case]:
+    """Runs whose TTFT and TPOT are what these constants give."""
+    found = []
+    for isl, osl, users, gpus in GRID:
+        one = case(isl, osl, users, gpus)
+        made = run_of(one._replace(served=one.served._replace(engine=one.served.engine.with_constants(constants))))
+        found.append(one._replace(ttft_s=made.ttft_s, tpot_s=made.tpot_s))
+    return found
+
+
+def other_than(base: StepCalibration) -> StepConstants:
+    """A deployment with 1.4 times the time a layer and 0.8 times the memory rate."""
+    usual = base.at(VERSION)
+    return replace(usual, layer_us=usual.layer_us * 1.4, hbm_efficiency=usual.hbm_efficiency * 0.8)
+
+
+def test_the_constants_that_made_the_rows_come_back():
+    base = shipped("vllm")
+    assert base is not None
+    usual, truth = base.at(VERSION), other_than(base)
+    # Two of them are open, the others known.
+    free = np.array([name in {"layer_us", "hbm_efficiency"} for name in NAMES])
+    centre = np.log([getattr(usual, name) for name in NAMES])
+    space = Space(("vllm",), {}, centre, np.where(free, 1.0, 1e-6))
+    found = fit(measured_with(truth), space, rounds=5).constants("vllm", newer=False)
+    # Steps that are alike are one kind, and tables have a few dozen sizes: within two percent.
+    assert found.layer_us == pytest.approx(truth.layer_us, rel=0.02)
+    assert found.hbm_efficiency == pytest.approx(truth.hbm_efficiency, rel=0.02)
+    assert found.kv_efficiency == pytest.approx(usual.kv_efficiency, rel=1e-3)
+
+
+def test_a_few_rows_move_what_they_determine_and_leave_the_rest():
+    base = shipped("vllm")
+    assert base is not None
+    truth = other_than(base)
+    found = calibrate(measured_with(truth), base, source="made")
+    assert found.before.tpot > 0.1
+    assert found.after.tpot < 0.01
+    assert found.left_out.tpot < 0.02
+    moved = {one.name: one for one in found.moved}
+    # What was known pulls back; more than half of the way is made.
+    assert truth.hbm_efficiency < moved["hbm_efficiency"].after < moved["hbm_efficiency"].before * 0.9
+    # One model tells a layer's time from a step's only together: 32 layers and one step.
+    host = moved["step_us"].after + 32 * moved["layer_us"].after
+    assert host * base.factor(VERSION) == pytest.approx(truth.step_us + 32 * truth.layer_us, rel=0.15)
+    # Rows of a dense model say nothing of experts.
+    assert moved["expert_efficiency"].after == pytest.approx(moved["expert_efficiency"].before, rel=1e-6)
+    assert moved["expert_efficiency"].determined < 0.01 < moved["hbm_efficiency"].determined
+
+
+def test_weights_times_durations_are_the_simulated_means():
+    cases = [case(512, 100, 8), case(1024, 32, 3, 2, "fixed")]
+    space = pooled(["vllm"], {})
+    steps = simulated(cases, space, space.centre)
+    found = np.exp(predicted(grouped(cases, steps, space), space, space.centre, 2))
+    means = [s.tpot_s for s in steps] + [s.ttft_s for s in steps]
+    # Kinds of step are alike within 192 prompt and 1,024 cached tokens, and tables have a few dozen sizes.
+    assert found == pytest.approx(means, rel=0.01)
+
+
+def test_nothing_is_left_unexplained_of_ttft():
+    space = pooled(["vllm"], {})
+    (steps,) = simulated([case(512, 100, 8)], space, space.centre)
+    assert abs(steps.rest_s) < 1e-9
+    assert steps.tpot_weight.sum() > 0.99
+
+
+def row(**changes: object) -> Row:
+    usual = {
+        "engine": "vllm", "version": VERSION, "model": "llama-3.1-8b", "gpu": "NVIDIA H100 SXM", "tp": 1, "isl": 900,
+        "osl": 90, "concurrency": 4, "ttft_s": 0.1, "tpot_s": 0.01, "source": "file: line 2",
+    }  # fmt: skip
+    return Row(**(usual | changes))
+
+
+def test_rows_become_runs_and_what_cannot_is_named():
+    rows = [
+        row(), row(gpu="h100_sxm", gpus=4), row(pp=2, source="a"), row(isl=None, source="b"),
+        row(gpu="abacus", source="c"),
+        row(model="no-such-model-here", source="d"), row(concurrency=None, source="e"),
+        row(ttft_s=None, tpot_s=None, source="f"), row(engine="unheard", source="g"),
+    ]  # fmt: skip
+    found = cases_of(rows, Given())
+    assert [(c.served.layout.tp, c.users, c.isl) for c in found.cases] == [(1, 4, 1000), (1, 1, 1000)]
+    words = {one.where: one.reason for one in found.left_out}
+    assert sorted(words) == list("abcdefg")
+    reasons = {
+        "a": "pp",
+        "b": "isl",
+        "c": "abacus",
+        "d": "no-such",
+        "e": "no load",
+        "f": "TTFT",
+        "g": "unheard",
+    }
+    for key, word in reasons.items():
+        assert word in words[key], key
+
+
+def test_rows_of_two_engines_are_refused():
+    found = cases_of([row(), row(engine="sglang")], Given())
+    with pytest.raises(InputError, match="rows of one engine"):
+        calibrate(found.cases, None, source="x")
+
+
+def test_the_command_writes_a_file_that_plan_takes(tmp_path: Path):
+    from typer.testing import CliRunner
+
+    import linkwise
+    from linkwise.cli import app
+
+    table, out = tmp_path / "results.csv", tmp_path / "out.yaml"
+    lines = ["engine,engine_version,model,gpu,tp,isl,osl,concurrency,ttft_ms,tpot_ms"]
+    lines += [
+        f"vllm,{VERSION},llama-3.1-8b,h100,1,1000,100,{c},{60 + 2 * c},{8 + c / 8}"
+        for c in (1, 2, 4, 8, 12, 16, 20, 32)
+    ]
+    table.write_text("\n".join(lines) + "\n")
+    done = CliRunner().invoke(app, ["calibrate", str(table), "-o", str(out)])
+    assert done.exit_code in {0, 1}, done.output
+    assert "median TPOT" in done.output
+    made = load(out)
+    assert made.range.rows == shipped("vllm").range.rows + 8
+    settings = {"engine": f"vllm=={VERSION}", "isl": 1000, "osl": 100, "tp": 1}
+    plan = linkwise.plan("llama-3.1-8b", "1xh100-sxm", calibration=str(out), **settings)
+    assert plan.step_calibration == made
+    assert plan.calibration == made.label
+    linkwise.save(plan, tmp_path / "plan.json")
+    assert linkwise.load(tmp_path / "plan.json").step_calibration == made, "the plan file embeds it"
+    with pytest.raises(InputError, match="fitted to vllm"):
+        linkwise.plan("llama-3.1-8b", "1xh100-sxm", engine="sglang", isl=1000, osl=100, calibration=str(out))
