@@ -51,6 +51,12 @@ def test_layouts_that_are_none(text: str) -> None:
         parse_layout(text)
 
 
+def test_a_degree_beyond_all_bounds_is_told_with_its_range() -> None:
+    for text in ("tp=2000000", f"tp={10**40}"):
+        with pytest.raises(InputError, match="--layout.*1..65536"):
+            parse_layout(text)
+
+
 def test_sizes_are_settled(folder: Path) -> None:
     asked = settle(folder, layout=Layout(tp=2, cp=2), kv_tokens=100)
     assert (asked.spec.ranks, asked.spec.kv_tokens, asked.notes) == (4, 100, ())

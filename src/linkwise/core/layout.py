@@ -88,13 +88,13 @@ def parse_layout(text: str, where: str = "--layout") -> Layout:
             raise InputError(f"{name} twice in {text[:80]!r}", where=where, expected="each degree once")
         if name == "sequence_sharded" and not equals:
             given[name] = True
-        elif name in _DEGREES and value.isascii() and value.isdigit() and len(value) <= 6:
+        elif name in _DEGREES and value.isascii() and value.isdigit() and len(value) <= 20:
             given[name] = int(value)
         else:
             raise InputError(
                 f"{part.strip()[:40]!r}",
                 where=where,
-                expected=f"tp=2,pp=2: of {', '.join(_DEGREES)}, and sequence_sharded",
+                expected=f"tp=2,pp=2: of {', '.join(_DEGREES)}, each 1..{MAX_DEGREE}, and sequence_sharded",
             )
     try:
         return Layout(**given)

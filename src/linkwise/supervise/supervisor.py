@@ -67,6 +67,11 @@ class Supervisor:
         return not self._stopping and "ready" in self._fleet.phases().values()
 
     @property
+    def stopping(self) -> bool:
+        """Is no more taken, for good?"""
+        return self._stopping
+
+    @property
     def hopeful(self) -> bool:
         """Will a unit serve, now or after a restart?"""
         return self._fleet.hopeful

@@ -199,8 +199,72 @@ def test_bodies_that_are_no_request(server, body: bytes) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "at"),
+    [
+        (rb'{"prompt": "\ud800"}', 12),
+        (rb'{"prompt": "a\ud800 and more text"}', 13),
+        (rb'{"prompt": "\\\ud83d\ude00\udc00 and more text"}', 26),  # a backslash, a whole pair, a half
+        (rb'{"\udc00": 1}', 2),
+        (rb'{"prompt": "\ud83d\ude00', -1),  # cut indeed
+        (rb'{"prompt": "\ud83d', -1),
+        (rb'{"prompt": "\\ud800"', -1),  # no escape
+    ],
+)
+def test_half_a_surrogate_pair_is_told_as_such(server, body: bytes, at: int) -> None:
+    answer = server.client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert ("half of a surrogate pair" in message) == (at >= 0)
+    assert at < 0 or f"at byte {at} " in message
+
+
+def test_stream_options_are_for_streams(server) -> None:
+    # As OpenAI's own API: 400, param stream_options.
+    for more in ({}, {"stream": False}):
+        answer = server.ask("hi", stream_options={"include_usage": True}, **more)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")
+    assert server.ask("hi", stream_options=None).status_code == 200
+    seed = server.ask("hi", seed=1 << 63)
+    assert "from -2^63 to 2^63-1" in seed.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny"])
+def test_head_is_get_without_the_body(server, path: str) -> None:
+    got, head = server.client.get(path), server.client.head(path)
+    assert (head.status_code, head.content, head.headers["content-type"]) == (200, b"", got.headers["content-type"])
+
+
+def test_a_server_that_drains_says_so_and_lets_streams_end(serve) -> None:
+    server = serve(FakeUnit("a", pace_s=0.01))
+    client, supervisor = server.client, server.supervisor
+    body = {"prompt": "slow", "max_tokens": 100, "temperature": 0, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        draining = threading.Thread(target=lambda: supervisor.drain(60.0))
+        draining.start()
+        assert until(lambda: supervisor.stopping)
+        for path in ("/ready", "/health"):
+            answer = httpx.get(server.url + path)
+            assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+        late = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
+        texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines if line.startswith("data: {")]
+        assert written("slow", 100).endswith("".join(texts)) and len("".join(texts)) >= 98
+        draining.join(10)
+        assert not draining.is_alive()
+
+
 def test_other_content_types_paths_and_methods(server) -> None:
     client = server.client
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert client.post("/v1/completions", content=b"{}", headers=packed).status_code == 415
+    plain = {"content-type": "application/json", "content-encoding": "identity"}
+    assert client.post("/v1/completions", content=b'{"prompt": "x"}', headers=plain).status_code == 200
+    assert client.get("/v1/completions").headers["allow"] == "POST"
+    assert set(client.post("/health").headers["allow"].split(", ")) == {"GET", "HEAD"}
     assert client.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
     assert client.get("/v1/completions").status_code == 405
     missing = client.get("/v1/nothing")

@@ -60,16 +60,17 @@ def create_app(service: Service, full: Callable[[], bool] = lambda: False) -> AS
     app = FastAPI(title="linkwise", openapi_url=None)
     routes = _Routes(service)
     service.metrics.watch(service.supervisor, routes.reading, lambda: service.spans.dropped)
-    for path, method, route in (
-        ("/v1/completions", "POST", routes.completions),
-        ("/v1/chat/completions", "POST", routes.chat),
-        ("/v1/models", "GET", routes.models),
-        ("/v1/models/{name:path}", "GET", routes.model),
-        ("/health", "GET", routes.health),
-        ("/ready", "GET", routes.ready),
-        ("/metrics", "GET", routes.metrics),
+    post, get = ["POST"], ["GET", "HEAD"]
+    for path, methods, route in (
+        ("/v1/completions", post, routes.completions),
+        ("/v1/chat/completions", post, routes.chat),
+        ("/v1/models", get, routes.models),
+        ("/v1/models/{name:path}", get, routes.model),
+        ("/health", get, routes.health),
+        ("/ready", get, routes.ready),
+        ("/metrics", get, routes.metrics),
     ):
-        app.add_api_route(path, route, methods=[method], response_model=None)
+        app.add_api_route(path, route, methods=methods, response_model=None)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -120,7 +121,9 @@ async def _api_error(_: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     words = {404: f"there is no {request.url.path}", 405: f"{request.method} is not served here"}
-    return _answered(ApiError(status, words.get(status, str(getattr(error, "detail", "")))))
+    reply = _answered(ApiError(status, words.get(status, str(getattr(error, "detail", "")))))
+    reply.headers.update(getattr(error, "headers", None) or {})  # Allow, with 405
+    return reply
 
 
 async def _internal_error(_: Request, error: Exception) -> Response:
@@ -158,6 +161,9 @@ class _Routes:
     async def health(self) -> Response:
         """Can a token be produced now? One probe answers all who ask meanwhile."""
         supervisor = self._service.supervisor
+        if supervisor.stopping:
+            reason = f"the server ends when {supervisor.live} live requests have"
+            return _json({"status": "draining", "reason": reason, "units": []}, 503)
         loop = asyncio.get_running_loop()
         if self._probe is None or self._probe.done():
             probe = self._probe = loop.create_future()
@@ -179,8 +185,10 @@ class _Routes:
         return _json({"status": status, "reason": health.reason, "units": units}, 200 if health.ok else 503)
 
     async def ready(self) -> Response:
-        ready, phases = self._service.supervisor.ready, self._service.supervisor.phases()
-        return _json({"status": "ready" if ready else "not ready", "units": phases}, 200 if ready else 503)
+        supervisor = self._service.supervisor
+        ready, phases = supervisor.ready, supervisor.phases()
+        status = "draining" if supervisor.stopping else "ready" if ready else "not ready"
+        return _json({"status": status, "units": phases}, 200 if ready else 503)
 
     async def metrics(self) -> Response:
         return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -198,6 +206,9 @@ class _Routes:
     async def _generate(self, request: Request, *, chat: bool) -> Response:
         service = self._service
         check_key(request.headers.get("authorization"), service.key)
+        if service.supervisor.stopping:
+            service.metrics.refused("down")
+            raise ApiError(503, "the server is draining: it ends when live requests have", retry_s=1.0)
         try:
             async with self._body(request) as body:
                 began = time.monotonic()
@@ -263,6 +274,9 @@ class _Routes:
         # Browsers send other types to this machine from any page without asking first.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "the content type must be application/json")
+        coding = request.headers.get("content-encoding", "").strip().lower()
+        if coding not in {"", "identity"}:
+            raise ApiError(415, f"the content encoding must be identity, not {coding[:40]}")
         length = request.headers.get("content-length", "")
         too_large = ApiError(413, f"the body is larger than {limits.body_bytes} bytes", code="body_too_large")
         if length.isascii() and length.isdigit() and int(length[:20]) > limits.body_bytes:

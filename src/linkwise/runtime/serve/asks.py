@@ -4,6 +4,7 @@ A field that would change the answer in a way we do not serve is refused by name
 answer as it is (who asks, how it is billed) are taken and not used.
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
@@ -15,6 +16,8 @@ from linkwise.runtime.serve.errors import ApiError
 from linkwise.runtime.serve.limits import Limits
 from linkwise.runtime.template import Unanswered
 from linkwise.supervise.types import Sampling
+
+_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
 class Stream(Protocol):
@@ -168,6 +171,9 @@ def read(
             only = " or ".join(map(str, neutral)) or "left out"
             raise ApiError(400, f"{name} is not supported here (only {only})", param=name, code="unsupported_parameter")
     known(given.model, model)
+    if given.stream_options is not None and not given.stream:
+        words = "stream_options is only allowed when stream is true"
+        raise ApiError(400, words, param="stream_options")
     wanted, name = given.max_tokens, "max_tokens"
     if isinstance(given, _Chat) and given.max_completion_tokens is not None:
         wanted, name = given.max_completion_tokens, "max_completion_tokens"
@@ -243,7 +249,23 @@ def _decode(body: bytes, kind: type[Any]) -> Any:
         field = place.rstrip("`").lstrip(".")
         raise ApiError(400, f"{field}: {reason}" if field else reason, param=field or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+        at = _lone_surrogate(body)
+        words = f"the escape at byte {at} is half of a surrogate pair, which is no character" if at >= 0 else str(error)
+        raise ApiError(400, f"the body is not valid JSON: {words}") from None
+
+
+def _lone_surrogate(body: bytes) -> int:
+    """Where the first escape of half a pair stands, -1 = nowhere; the decoder tells it as a body that is cut."""
+    first: re.Match[bytes] | None = None
+    for one in _ESCAPE.finditer(body):
+        code = int(one[1], 16) if one[1] else 0
+        second = 0xDC00 <= code < 0xE000
+        if first is not None and not (second and one.start() == first.end()):
+            return first.start()
+        if first is None and second:
+            return one.start()
+        first = one if 0xD800 <= code < 0xDC00 else None
+    return first.start() if first is not None and first.end() < len(body) else -1
 
 
 def _prompts(
@@ -313,7 +335,7 @@ def _check_sampling(given: _Common) -> None:
     if given.top_p is not None and not 0.0 < given.top_p <= 1.0:
         raise ApiError(400, f"top_p is {given.top_p}; above 0, up to 1 are served", param="top_p")
     if given.seed is not None and not -(1 << 63) <= given.seed < 1 << 63:
-        raise ApiError(400, "seed is beyond 64 bits", param="seed")
+        raise ApiError(400, f"seed is {given.seed}; from -2^63 to 2^63-1 are served", param="seed")
 
 
 def _sampling(given: _Common) -> Sampling:

@@ -98,8 +98,8 @@ def serve(
     """Serve until SIGTERM (returns 0) or SIGINT (130). Raises InputError when no unit ever comes up.
 
     ranks: processes of all units, which need descriptors of this one.
-    At the signal no more is accepted, live requests get drain_s to end, the rest is cancelled, all units are ended.
-    A second signal ends the waiting.
+    At the signal no more is taken, which the open port tells whoever asks; live requests get drain_s to end, the rest
+    is cancelled, the port closed, all units are ended. A second signal ends the waiting.
     """
     # A tokenizer's own threads would make short texts wait for long ones; see turns.py.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -170,9 +170,9 @@ def _tell_dropped(service: Service, say: Callable[[str], None]) -> None:
 
 
 async def _end(supervisor: Supervisor, server: Any, running: Any, hurry: asyncio.Event, drain_s: float) -> None:
-    """No new connections; then live requests end, by themselves or by us; then units; then what is open is closed."""
-    server.should_exit = True  # closes the listening socket; open requests go on
+    """Nothing new is taken; live requests end, by themselves or by us; then the port, units, and what is open."""
     await asyncio.to_thread(supervisor.drain, drain_s, hurry.is_set)
+    server.should_exit = True  # closes the listening socket; answers on their way go on
     await asyncio.to_thread(supervisor.stop)
     await asyncio.wait({running}, timeout=CLOSE_S)
     server.force_exit = True
