@@ -86,6 +86,13 @@ def test_records_that_name_no_batches_stand_alone(plan: linkwise.Plan) -> None:
     assert "stand alone" in found.notes[0]
 
 
+def test_a_group_of_another_size_was_not_planned(plan: linkwise.Plan) -> None:
+    ranks = [replace(r, head=replace(r.head, world=4)) for r in (record(0), record(1))]
+    found = compared(plan, *ranks)
+    assert all(one.planned_calls is None for one in found.ops)
+    assert found.notes[0].startswith("2 records of groups that are none of tp2")
+
+
 def test_no_calls_are_no_comparison(plan: linkwise.Plan) -> None:
     assert compare(Evidence(), plan, ()) is None
 
@@ -94,8 +101,7 @@ def test_sizes_that_a_trace_does_not_tell_are_not_made_up() -> None:
     model = from_config(LLAMA, name="small", source="hand-made")
     plan = linkwise.plan(model, on="1x2xh100-sxm", engine="linkwise", cp=2, tp=1, isl=8, osl=8)
     assert isinstance(plan, linkwise.Plan)
-    rank = record(0)
-    rows = {one.role: one for one in compared(plan, rank).ops}
+    rows = {one.role: one for one in compared(plan, record(0)).ops}
     context = [one for one in rows.values() if one.role.startswith("cp.") and one.planned_calls]
     assert context
     assert any(one.planned_bytes is None for one in context)

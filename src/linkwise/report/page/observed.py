@@ -11,6 +11,7 @@ import numpy as np
 
 from linkwise.core.layout import coordinates
 from linkwise.core.quantity import value_of
+from linkwise.core.units import counted
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.counters import grown
 from linkwise.plan.batch import Batch, Part
@@ -53,11 +54,19 @@ def compare(evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad]) -> Compa
     seen = _seen(ranks)
     planned = _planned(ranks, plan)
     rows = [_row(key, planned.get(key), seen.get(key)) for key in dict.fromkeys((*planned, *seen))]
+    if not rows:
+        return None
     notes = []
-    if not planned:
+    if other := sum(not _meant(rank, plan) for rank in ranks):
+        notes.append(
+            f"{counted(other, 'record')} of groups that are none of {plan.layout}: nothing was planned for them"
+        )
+    elif not planned:
         notes.append("these records do not say what each step computed: observed calls stand alone")
     if any(row.planned_bytes is None and row.planned_calls is not None for row in rows):
         notes.append("an op whose size depends on cached context has no planned bytes: traces do not tell the context")
+    if lost := sum(rank.lost for rank in ranks):
+        notes.append(f"{counted(lost, 'call')} are known to be missing from the records")
     steps = max((len(rank.batches) for rank in ranks), default=0)
     links = _links(evidence, plan, decode, planned)
     return Comparison(ranks=len(ranks), steps=steps, ops=tuple(rows), links=links, notes=tuple(notes))
@@ -97,7 +106,7 @@ def _planned(ranks: Iterable[RankTrace], plan: Plan) -> dict[Key, _Sum]:
     known: dict[tuple[int, tuple[int, ...]], dict[Key, _Sum]] = {}
     found: dict[Key, _Sum] = {}
     for rank in ranks:
-        if not 0 <= rank.head.rank < plan.layout.size:
+        if not _meant(rank, plan):
             continue
         stage = coordinates(plan.layout, rank.head.rank)["pp"]
         for batch in rank.batches:
@@ -109,6 +118,11 @@ def _planned(ranks: Iterable[RankTrace], plan: Plan) -> dict[Key, _Sum]:
             for role, one in known[key].items():
                 found[role] = found.get(role, _Sum()).plus(*one)
     return found
+
+
+def _meant(rank: RankTrace, plan: Plan) -> bool:
+    """Whether a record is of a group as the plan has it: as many ranks, and no pool of its own."""
+    return rank.head.world == plan.layout.size and rank.head.pool == "both"
 
 
 def _step(about: Subject, stage: Stage, tokens: tuple[int, ...]) -> dict[Key, _Sum]:
