@@ -192,8 +192,9 @@ def test_two_replicas(tmp_path: Path, dense: Path) -> None:
         assert len({answers(it) for _ in range(4)}) == 1
 
 
-def test_data_parallel_attention(tmp_path: Path, moe: Path) -> None:
-    with started(tmp_path / "d", moe, "1x2xh100-sxm", words="-dp 2 --enable-expert-parallel") as it:
+def test_expert_parallel(tmp_path: Path, moe: Path) -> None:
+    # Data parallel attention of such a model does not run on CPUs: their communicator has no all_gatherv.
+    with started(tmp_path / "d", moe, "1x2xh100-sxm", words="-tp 2 --enable-expert-parallel") as it:
         answers(it)
 
 
