@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path) -> Iterator[Served]:
-    process = Served(folder, "--replicas", "2", "--port", "0", "--timeout", "6s", "--drain", "2s")
+    process = Served(folder, "--replicas", "2", "--port", "0", "--timeout", "6s", "--drain", "20s")
     process.url = process.address()
     yield process
     process.end()
@@ -147,10 +147,23 @@ def test_a_killed_rank_changes_no_text_and_the_group_comes_back(served: Served, 
     assert len(served.children()) == 2
 
 
-def test_sigterm_ends_everything(served: Served) -> None:
+def test_sigterm_lets_streams_end_behind_an_open_port_and_then_ends_everything(served: Served) -> None:
     ranks = served.children()
-    served.process.terminate()
+    body = _body(prompt=[PROMPT] * 16, max_tokens=500, stream=True)
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.terminate()
+        answers = [httpx.get(f"{served.url}/ready", timeout=60)]
+        while answers[-1].status_code == 200:  # the signal is on its way
+            answers.append(httpx.get(f"{served.url}/ready", timeout=60))
+        assert (answers[-1].status_code, answers[-1].json()["status"]) == (503, "draining")
+        refused = httpx.post(f"{served.url}/v1/completions", json=_body(), timeout=60)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert list(lines)[-2] == "data: [DONE]"
     assert served.process.wait(60) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{served.url}/ready", timeout=60)
     assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
 
 
