@@ -14,6 +14,7 @@ import numpy as np
 from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
 from linkwise.plan.types import Plan
+from linkwise.simulate.certainty import certainty
 from linkwise.simulate.load import Asked, load_of
 from linkwise.simulate.of_plan import pool_of
 from linkwise.simulate.rules import Pool, Run
@@ -367,7 +368,7 @@ def autoscale(
         cold_start_s=cold_start_s, ttft_target_s=targets.ttft_s, tpot_target_s=targets.tpot_s,
         devices_per_replica=plan.layout.size,
         rules=tuple(scaled(rule, played, targets, plan.layout.size) for rule, played in plays),
-        notes=tuple(dict.fromkeys((*notes, *said, f"step times rest on {plan.calibration} constants"))),
+        notes=tuple(dict.fromkeys((*notes, *said, *certainty(plan)))),
         not_modelled=(*NOT_MODELLED, *plays[0][1].found.summary.not_modelled) if plays else NOT_MODELLED,
     ), tuple(played for _, played in plays)  # fmt: skip
 

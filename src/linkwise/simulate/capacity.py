@@ -16,6 +16,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.schema import Frozen
 from linkwise.core.units import show_time
 from linkwise.plan.types import Plan, Shortfall
+from linkwise.simulate.certainty import certainty
 from linkwise.simulate.failures import FAILURE_OF, enough, lost
 from linkwise.simulate.load import Asked, load_of
 from linkwise.simulate.of_plan import pool_of
@@ -151,7 +152,7 @@ def capacity(
     run = run or Run()
     load, today, planned, notes = _load(plan, wanted, asked or Asked(), run.seed)
     pool, said = pool_of(plan, load)
-    notes += (*said, f"step times rest on {plan.calibration} constants")
+    notes += (*said, *certainty(plan))
     trials = Trials(pool, load, run, wanted.targets, wanted.share)
     blank = Capacity(
         rate_today_per_s=today, growth=wanted.growth.text, growth_factor=wanted.growth.factor,
