@@ -114,10 +114,11 @@ def _layout(row: Row, given: Given) -> Layout:
 def _cluster(row: Row, layout: Layout) -> Cluster:
     name = _needed_text(row.gpu, "on", row).lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
     for word in dict.fromkeys((name, f"{name}-sxm", name.split("-", maxsplit=1)[0] + "-sxm")):
-        try:
-            return presets.shorthand(f"{layout.size}x{word}")
-        except InputError:
-            continue
+        for count in (f"{layout.size}", f"{layout.size // 8}x8"):  # one machine, else whole ones of eight
+            try:
+                return presets.shorthand(f"{count}x{word}")
+            except InputError:
+                continue
     raise InputError(f"unknown GPU {row.gpu!r}"[:80], where=row.source, expected="a GPU of linkwise hardware, or --on")
 
 
