@@ -11,14 +11,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.launch.made import asked
 
 import linkwise
 from linkwise.answers import Handoff
 from linkwise.api_launch import launch
 from linkwise.core.errors import InputError, Refused
 from linkwise.core.files import parse_yaml_object
+from linkwise.core.layout import Layout
 from linkwise.engine.registry import parse_command
-from linkwise.launch.types import Deployment
+from linkwise.launch import registry
+from linkwise.launch.types import Deployment, Role
 from linkwise.launch.write import write
 from linkwise.plan.handoff_types import HandoffOptions
 
@@ -57,11 +60,36 @@ def test_vllm_pools_over_nixl() -> None:
         assert named == [p.url for p in made.serving(role)]  # type: ignore[arg-type]
     for p in made.processes[1:]:
         transfer = json.loads(p.command[p.command.index("--kv-transfer-config") + 1])
-        assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        role = {"prefill": "kv_producer", "decode": "kv_consumer"}[p.role]
+        assert transfer == {"kv_connector": "NixlConnector", "kv_role": role}
         assert p.environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == p.host
         assert p.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(p.ports["nixl"])
     taken = Counter((p.node, port) for p in made.processes for port in p.ports.values())
     assert set(taken.values()) == {1}
+
+
+def test_before_vllm_0_32_nixl_has_one_role() -> None:
+    made = launch(pools("vllm@0.30", 4, 8))
+    assert all('"kv_role": "kv_both"' in " ".join(p.command) for p in made.processes[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "layout", "said"),
+    [
+        ("llama-3.3-70b", "prefill", Layout(tp=16, dcp=2), "whole on each rank"),
+        ("deepseek-v3", "decode", Layout(tp=8, dcp=4), "whole on each rank"),
+        ("deepseek-v3", "decode", Layout(tp=8, dcp=8), ""),
+        ("deepseek-v3.2", "decode", Layout(tp=4, cp=2), "to them"),
+        ("deepseek-v3.2", "prefill", Layout(tp=1, cp=8), ""),
+    ],
+)
+def test_kv_that_nixl_does_not_move(name: str, role: Role, layout: Layout, said: str) -> None:
+    # vllm/config/vllm.py: "A NIXL side is either fully replicated or fully DCP-sharded; MLA only."
+    given = asked(name, "vllm", [range(layout.size)], layout, connector="nixl")
+    refusal = registry.get("vllm").refuses(given, msgspec.structs.replace(given.groups[0], role=role))
+    reason = refusal.reason if refusal else ""
+    assert said in reason
+    assert bool(said) == bool(reason)
 
 
 def test_sglang_pools_over_mooncake() -> None:

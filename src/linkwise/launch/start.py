@@ -24,7 +24,9 @@ Say = Callable[[str], None]
 
 
 def run(folder: Path, rules: Rules, say: Say, *, bound_s: float, timeout_s: float, start: bool) -> int:
-    """Serve until SIGTERM or SIGINT; 0 then, 1 when every group stays down. start: bring the processes up too.
+    """Serve until SIGTERM or SIGINT; 0 then, 1 when a group does not start or every group stays down.
+
+    start: bring the processes up too.
 
     Raises InputError for a folder that cannot be read, Refused for processes of other machines.
     """
@@ -87,12 +89,18 @@ async def _serve(
     over = asyncio.Event()
     began = time.monotonic()
 
+    served: list[str] = []
+    failed: list[str] = []
+
     def ready(name: str) -> None:
+        served.append(name)
         say(f"{name} serves, {time.monotonic() - began:.0f} s after the start")
 
     def lost(name: str, fault: Fault) -> None:
-        del name, fault  # the fleet has said it
-        if not fleet.hopeful:
+        # Before anything has served a start that fails would fail again; later the fleet says it and tries again.
+        if fault.kind == "start" and not served:
+            failed.append(f"{name} does not start: {fault.message}")
+        if failed or not fleet.hopeful:
             loop.call_soon_threadsafe(over.set)
 
     mailbox = Mailbox("linkwise-launch", lambda error: say(f"internal error: {type(error).__name__}: {error}"[:300]))
@@ -116,6 +124,9 @@ async def _serve(
         await front.close()
         await asyncio.to_thread(fleet.stop)
         await asyncio.to_thread(mailbox.close)
+    if failed:
+        say(failed[0])
+        return 1
     if hopeful:
         say("stopped")
         return 0

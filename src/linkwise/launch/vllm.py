@@ -17,7 +17,8 @@ from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, loca
 from linkwise.launch.types import Group, Process
 
 _NUMA_SINCE = "0.20"  # --numa-bind; the release that added it is unverified, 0.32 has it
-_NIXL_PORTS = 2  # per attention replica: 0.22 was seen to use every second port
+_NIXL_PORTS = 2  # per attention replica: 0.32 uses the next port for the next one, 0.22 was seen to use every second
+_NIXL_ROLES = "0.32"  # kv_both is deprecated there (nixl/connector.py)
 
 
 class Vllm(Launcher):
@@ -30,6 +31,8 @@ class Vllm(Launcher):
 
     def refuses(self, asked: Asked, group: Group) -> Refusal | None:
         layout, parts = group.layout, self._parts(asked, group)
+        if group.role != "both" and asked.connector == "nixl" and (refused := _nixl(asked, group)):
+            return refused
         if asked.multi_node == "ray":
             return _ray(group, parts)
         wide = [part for part in parts if len(part) > 1]
@@ -92,9 +95,17 @@ class Vllm(Launcher):
         words = [*self.program, *base[2:], "--served-model-name", asked.called]
         opened = {"http": ports.take("http", nodes[:1])}
         if group.role != "both":
-            words += ["--kv-transfer-config", json.dumps(transfer(self.connectors[asked.connector], group.role))]
+            words += ["--kv-transfer-config", json.dumps(self._transfer(asked, group))]
             opened["nixl"] = ports.take("nixl", nodes, group.layout.dp_attn * _NIXL_PORTS)
         return _Common(tuple(words), opened)
+
+    def _transfer(self, asked: Asked, group: Group) -> dict[str, str]:
+        """A pool's KV transfer. NIXL read no role from it before 0.32, which asks for the pool's own."""
+        roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
+        old = asked.connector == "nixl" and version_key(asked.engine.version) < version_key(_NIXL_ROLES)
+        return {
+            "kv_connector": self.connectors[asked.connector], "kv_role": "kv_both" if old else roles[group.role]
+        }  # fmt: skip
 
     def _joined_up(
         self, asked: Asked, group: Group, ports: Ports, nodes: Sequence[int], common: "_Common", *, wide: bool
@@ -219,6 +230,21 @@ def _joined(parts: list[list[Run]]) -> list[Run]:
     return found
 
 
+def _nixl(asked: Asked, group: Group) -> Refusal | None:
+    """vllm/config/vllm.py and nixl/connector.py: which sharded KV the NIXL connector moves."""
+    layout = group.layout
+    shards, across = layout.dcp * layout.cp, max(layout.tp, layout.cp)
+    if layout.cp > 1 and group.role == "decode":
+        return Refusal(reason=f"{group.name}: cp {layout.cp}: NIXL takes KV from prefill ranks, not to them")
+    if shards > 1 and (not asked.model.mla_latent or shards != across):
+        return Refusal(
+            reason=f"{group.name}: dcp {layout.dcp} x cp {layout.cp}: NIXL moves KV that is whole on each rank, or"
+            f" latent KV over all {across}",
+            change="dcp 1",
+        )
+    return None
+
+
 def _ray(group: Group, parts: list[list[Run]]) -> Refusal | None:
     if group.layout.dp_attn > 1 and any(len(part) > 1 for part in parts):
         return Refusal(
@@ -226,12 +252,6 @@ def _ray(group: Group, parts: list[list[Run]]) -> Refusal | None:
             change="--multi-node native",
         )
     return None
-
-
-def transfer(connector: str, role: str) -> dict[str, str]:
-    """The KV transfer of a pool. NIXL reads no role from it, Mooncake does."""
-    roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
-    return {"kv_connector": connector, "kv_role": "kv_both" if connector == "NixlConnector" else roles[role]}
 
 
 def side_channel(asked: Asked, node: int, port: int, connector: str) -> dict[str, str]:
