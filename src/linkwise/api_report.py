@@ -11,6 +11,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes
 from linkwise.core.schema import HANDOFF_SCHEMA, decode_json
 from linkwise.diagnose.types import FINDINGS_SCHEMA, Findings
+from linkwise.measure.lab.run import LAB_SCHEMA, LabResult
 from linkwise.plan.traffic_types import TRAFFIC_SCHEMA, Traffic
 from linkwise.plan.types import Plan
 from linkwise.report.page.types import Page
@@ -20,7 +21,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
-    """The page of a plan (value or file). beside: a handoff, traffic, findings, and evidence of a run in any formats.
+    """The page of a plan (value or file). beside: a handoff, traffic, findings, a lab's counts, and evidence of a run.
 
     Raises InputError for what is no plan, for two handoffs or findings, and for paths that do not exist.
     """
@@ -31,12 +32,15 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
     handoffs: list[Path] = []
     findings: list[Path] = []
     traffics: list[Path] = []
+    labs: list[Path] = []
     evidence: list[Path] = []
     for path in map(Path, beside):
-        ours = {HANDOFF_SCHEMA: handoffs, FINDINGS_SCHEMA: findings, TRAFFIC_SCHEMA: traffics}
+        ours = {HANDOFF_SCHEMA: handoffs, FINDINGS_SCHEMA: findings, TRAFFIC_SCHEMA: traffics, LAB_SCHEMA: labs}
         ours.get(_schema(path), evidence).append(path)
     loaded = answers.load(one) if (one := _one(handoffs, "handoff")) else None
     handoff = loaded if isinstance(loaded, answers.Handoff) else None
+    if labs and not evidence:
+        raise InputError("a lab without traces", where="report", expected="the traces of the run in it, too")
     found: Evidence | None = collect(tuple(evidence)) if evidence else None
     return page_data(
         _plan_of(plan),
@@ -45,6 +49,7 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
         traffics=[(path.name, _read(path, Traffic)) for path in traffics],
         findings=_read(one, Findings) if (one := _one(findings, "diagnosis")) else None,
         evidence=found,
+        lab=_read(one, LabResult) if (one := _one(labs, "lab")) else None,
     )
 
 

@@ -7,6 +7,8 @@ from tests.small import LLAMA
 import linkwise
 from linkwise.cluster.detail import NodeDetail
 from linkwise.cluster.presets import shorthand
+from linkwise.measure.lab.counters import LinkCount
+from linkwise.measure.lab.run import LabResult
 from linkwise.model.read import from_config
 from linkwise.plan.traffic import traffic
 from linkwise.report.page.observed import compare
@@ -14,7 +16,7 @@ from linkwise.report.page.types import Comparison
 from linkwise.trace.calls import of_events
 from linkwise.trace.events import Anchor, Batch, Event, Head, RankTrace, Trace
 from linkwise.trace.facts import Fact
-from linkwise.trace.gather import Evidence
+from linkwise.trace.gather import Evidence, gather
 
 # Hidden 256 and 1,024 words in bfloat16, 4 layers; steps of 3 and of 1 tokens. Every row draws one.
 ROW, LOGITS = 256 * 2, 1024 * 2
@@ -107,19 +109,42 @@ def test_sizes_that_a_trace_does_not_tell_are_not_made_up() -> None:
     assert any(one.planned_bytes is None for one in context)
 
 
-def test_a_counter_of_a_nic_against_its_link(plan: linkwise.Plan) -> None:
-    """By hand: tp2 over two nodes of one device, ring: each rank sends S an all-reduce, half of S an all-gather."""
-    usual = shorthand("2x1xh100-sxm")
-    cluster = replace(usual, nics_per_node=1, detail=NodeDetail(nic_names=("mlx5_0",)))
-    two = linkwise.plan(plan.model, on=cluster, engine="linkwise", tp=2, isl=8, osl=8)
-    assert isinstance(two, linkwise.Plan)
+@pytest.fixture(scope="module")
+def two(plan: linkwise.Plan) -> linkwise.Plan:
+    """tp2 over two nodes of one device."""
+    cluster = replace(shorthand("2x1xh100-sxm"), nics_per_node=1, detail=NodeDetail(nic_names=("mlx5_0",)))
+    found = linkwise.plan(plan.model, on=cluster, engine="linkwise", tp=2, isl=8, osl=8)
+    assert isinstance(found, linkwise.Plan)
+    return found
+
+
+# By hand: in a ring of two each rank sends S an all-reduce, half of S an all-gather; 4 tokens in all, 3 rows drew.
+SENT = (1 + 4 + 4) * 4 * ROW + 3 * LOGITS / 2
+
+
+def test_counters_of_a_nic_against_its_link(two: linkwise.Plan, tmp_path) -> None:
+    """Counters as Linux has them, in words of 4 bytes, in a folder a host and a look."""
+    for look, words in (("before", 1000), ("after", 9000)):
+        folder = tmp_path / look / "box0" / "sys/class/infiniband/mlx5_0/ports/1/counters"
+        folder.mkdir(parents=True)
+        (folder / "port_xmit_data").write_text(f"{words}\n")
+    facts = gather([tmp_path], processes=0).facts
     ranks = [replace(r, head=replace(r.head, host=f"box{i}")) for i, r in enumerate((record(0), record(1)))]
-    facts = tuple(
-        Fact("counter", "port_xmit_data", value, host="box0", device="mlx5_0:1", unix_ns=at)
-        for at, value in ((1, 1000.0), (2, 41_000.0))
+    (link,) = compared(two, *ranks, facts=facts).links
+    assert (link.observed_bytes, link.links) == (8000 * 4, "n0.nic0>rail0")
+    assert link.planned_bytes == pytest.approx(SENT)
+
+
+def test_links_of_a_lab(two: linkwise.Plan) -> None:
+    counts = (("n0.nic0", "rail0", 50_000), ("rail0", "n0.nic0", 0), ("d0", "n0.host", 0))
+    lab = LabResult(
+        scale=1.0,
+        ranks=(),
+        links=tuple(LinkCount(src=a, dst=b, rate_Bps=1.0, bytes=n, packets=1) for a, b, n in counts),
+        seconds=1.0,
     )
-    found = compared(two, *ranks, facts=facts)
-    (link,) = found.links
-    assert link.observed_bytes == 40_000
-    assert link.links == "n0.nic0>rail0"
-    assert link.planned_bytes == pytest.approx((1 + 4 + 4) * 4 * ROW + 3 * LOGITS / 2)
+    evidence = Evidence(trace=Trace(ranks=(record(0), record(1))))
+    found = compare(evidence, two, traffic(two, "decode").links, lab)
+    assert found is not None
+    assert [(one.links, one.observed_bytes) for one in found.links] == [("n0.nic0>rail0", 50_000), ("rail0>n0.nic0", 0)]
+    assert all(one.planned_bytes == pytest.approx(SENT) for one in found.links)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from linkwise._version import __version__
 from linkwise.core.chain import Chain
 from linkwise.diagnose.types import Findings
+from linkwise.measure.lab.run import LabResult
 from linkwise.plan import handoff_types
 from linkwise.plan.traffic import traffic
 from linkwise.plan.traffic_types import Traffic
@@ -34,11 +35,13 @@ def page_data(
     traffics: Sequence[tuple[str, Traffic]] = (),
     evidence: Evidence | None = None,
     findings: Findings | None = None,
+    lab: LabResult | None = None,
 ) -> Page:
     """Everything the page shows of a plan.
 
     handoff: what moving KV takes on the plan's cluster; handoff_chains: of its figures. traffics: by name, steps
-    counted at another placement. evidence: what ran, to hold against the plan. findings: what to mark.
+    counted at another placement. evidence: what ran, to hold against the plan. findings: what to mark. lab:
+    what its links counted while the evidence was written.
     """
     writer = Writer()
     batches = sizes(plan) if plan.cluster.size <= _MANY else sizes(plan, 6)
@@ -76,7 +79,7 @@ def page_data(
         layouts=tried,
         layouts_left_out=left_out,
         targets=tuple((n, v) for n, v in (("ttft_s", targets.ttft_s), ("tpot_s", targets.tpot_s)) if v is not None),
-        observed=compare(evidence, plan, decode) if evidence else None,
+        observed=compare(evidence, plan, decode, lab) if evidence else None,
         faults=marks,
         notes=tuple(_stale(plan, figures, own)),
     )

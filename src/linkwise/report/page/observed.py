@@ -5,6 +5,7 @@ size depends on cached context, which a trace does not tell, have no planned byt
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from linkwise.core.quantity import value_of
 from linkwise.core.units import counted
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.counters import grown
+from linkwise.measure.lab.run import LabResult
 from linkwise.plan.batch import Batch, Part
 from linkwise.plan.explain import subject
 from linkwise.plan.figures import Subject
@@ -28,8 +30,9 @@ from linkwise.report.page.types import Comparison, Observed, ObservedLink
 from linkwise.trace.events import RankTrace
 from linkwise.trace.gather import Evidence
 
-_SENT = ("port_xmit_data", "tx_bytes", "tx_bytes_phy")
-_RECEIVED = ("port_rcv_data", "rx_bytes", "rx_bytes_phy")
+# As trace/readers/infiniband.py names them: of sysfs, perfquery and rdma, and of ethtool.
+_SENT = ("ib.port_xmit_data_bytes", "net.tx_bytes_phy", "net.tx_bytes")
+_RECEIVED = ("ib.port_rcv_data_bytes", "net.rx_bytes_phy", "net.rx_bytes")
 _LONG = 4096  # a context, to tell ops that depend on it
 
 
@@ -46,8 +49,13 @@ class _Sum(NamedTuple):
 Key = tuple[str, str]  # role, kind
 
 
-def compare(evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad]) -> Comparison | None:
-    """Planned against observed over all records; None without calls."""
+def compare(
+    evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad], lab: LabResult | None = None
+) -> Comparison | None:
+    """Planned against observed over all records; None without calls. decode: the plan's links in a decode step.
+
+    lab: what the links of a lab counted while these records were written.
+    """
     ranks = [rank for rank in evidence.trace.ranks if len(rank.calls)]
     if not ranks:
         return None
@@ -68,7 +76,8 @@ def compare(evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad]) -> Compa
     if lost := sum(rank.lost for rank in ranks):
         notes.append(f"{counted(lost, 'call')} are known to be missing from the records")
     steps = max((len(rank.batches) for rank in ranks), default=0)
-    links = _links(evidence, plan, decode, planned)
+    scale = _scale(plan, planned)
+    links = _nics(evidence, plan, decode, scale) + (_lab(lab, decode, scale) if lab and scale else ())
     return Comparison(ranks=len(ranks), steps=steps, ops=tuple(rows), links=links, notes=tuple(notes))
 
 
@@ -165,17 +174,13 @@ def _row(key: Key, plan: _Sum | None, seen: tuple[int, float, float | None] | No
     )
 
 
-def _links(
-    evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad], planned: Mapping[Key, _Sum]
+def _nics(
+    evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad], scale: Mapping[str, float]
 ) -> tuple[ObservedLink, ...]:
-    """Counters of NICs that a topology file names, against what the planned calls put on the NIC's links.
-
-    Bytes on a link grow with S: those of one decode step, op by op, times the S that ran over the S of that step.
-    """
+    """Counters of NICs that a topology file names, against what the planned calls put on the NIC's links."""
     detail = plan.cluster.detail
-    if detail is None or not detail.nic_names or not planned:
+    if detail is None or not detail.nic_names or not scale:
         return ()
-    scale = _scale(plan, planned)
     hosts = {
         rank.head.host: plan.cluster.node_of(device)
         for rank in evidence.trace.ranks
@@ -184,17 +189,38 @@ def _links(
     found = []
     for fact, growth in grown(Case(evidence), *_SENT, *_RECEIVED):
         name = fact.device.partition(":")[0]
-        node = hosts.get(fact.host, 0 if plan.cluster.nodes == 1 else -1)
+        # A file of a host's kernel does not say whose it is; the folder it was put into may.
+        host = fact.host or next((part for part in PurePath(fact.source).parts if part in hosts), "")
+        node = hosts.get(host, 0 if plan.cluster.nodes == 1 else -1)
         if node < 0 or name not in detail.nic_names:
             continue
         vertex = f"n{node}.nic{detail.nic_names.index(name)}"
-        sent = fact.name in _SENT
-        links = [link for link in decode if _beyond(link, vertex, sent=sent)]
-        expected = sum(p.bytes * scale.get(p.role, 0.0) for link in links for p in link.parts)
-        names = ", ".join(link.name for link in links) or vertex
-        counter = " ".join(word for word in (fact.host, fact.device, fact.name) if word)
-        found.append(ObservedLink(counter=counter, links=names, planned_bytes=expected, observed_bytes=growth))
+        links = [link for link in decode if _beyond(link, vertex, sent=fact.name in _SENT)]
+        found.append(
+            ObservedLink(
+                counter=" ".join(word for word in (host, fact.device, fact.name.partition(".")[2]) if word),
+                links=", ".join(link.name for link in links) or vertex,
+                planned_bytes=sum(_ran(link, scale) for link in links),
+                observed_bytes=growth,
+            )
+        )
     return tuple(found)
+
+
+def _lab(lab: LabResult, decode: Sequence[LinkLoad], scale: Mapping[str, float]) -> tuple[ObservedLink, ...]:
+    """Every link of a lab that was to carry something, or did."""
+    planned = {link.name: _ran(link, scale) for link in decode}
+    names = [f"{link.src}>{link.dst}" for link in lab.links]
+    return tuple(
+        ObservedLink(counter="lab", links=name, planned_bytes=planned.get(name, 0.0), observed_bytes=link.bytes)
+        for name, link in zip(names, lab.links, strict=True)
+        if link.bytes or planned.get(name)
+    )
+
+
+def _ran(link: LinkLoad, scale: Mapping[str, float]) -> float:
+    """Bytes on a link for what ran: those of a decode step, op by op, times the S that ran over the S of the step."""
+    return sum(part.bytes * scale.get(part.role, 0.0) for part in link.parts)
 
 
 def _beyond(link: LinkLoad, nic: str, *, sent: bool) -> bool:

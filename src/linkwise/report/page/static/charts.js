@@ -209,7 +209,7 @@ function drawObserved() {
     table(`${count(found.ranks)} ranks, at most ${count(found.steps)} steps each; a message counts where it is sent`, ["op", "kind", ">calls planned", ">observed", ">bytes planned", ">observed", ">a call planned", ">observed"],
       found.ops.map((one) => [one.role || "(no role)", one.kind, unknown(one.planned_calls, count), against(one.planned_calls, one.observed_calls, count), unknown(one.planned_bytes, bytes),
         against(one.planned_bytes, one.observed_bytes, bytes), unknown(one.planned_s, time), unknown(one.observed_s, time)])),
-    found.links.length ? table("counters of NICs", ["counter", "links", ">planned", ">observed", ">observed / planned"], found.links.map((one) => [one.counter, one.links, bytes(one.planned_bytes), bytes(one.observed_bytes), one.planned_bytes ? digits(one.observed_bytes / one.planned_bytes, 3) : "-"]))
+    found.links.length ? table("bytes on links, by what counted them", ["counter", "links", ">planned", ">observed", ">observed / planned"], found.links.map((one) => [one.counter, one.links, bytes(one.planned_bytes), bytes(one.observed_bytes), one.planned_bytes ? digits(one.observed_bytes / one.planned_bytes, 3) : "-"]))
       : make("p", { class: "soft" }, "No counters of links are in this evidence."),
     ...found.notes.map((text) => make("p", { class: "soft" }, text)));
 }
