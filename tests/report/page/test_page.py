@@ -190,6 +190,16 @@ def test_a_device_can_be_clicked_and_hovered(browser: Browser) -> None:
     assert "d6>island1" in text_of(browser, "#panel-body")
 
 
+def test_a_switch_can_be_clicked(browser: Browser) -> None:
+    browser.click(*place_of(browser, "island1"))
+    assert text_of(browser, "#panel-title") == "island1"
+    said = text_of(browser, "#panel-body")
+    assert all(f"d{device}>island1" in said and f"island1>d{device}" in said for device in range(4, 8))
+    browser.run("document.querySelector('#panel-body button').click()")  # a link of it, with its chain
+    assert "what each op puts on it" in text_of(browser, "#panel-body")
+    assert browser.run("document.querySelectorAll('#panel-body ol.chain li').length") > 3
+
+
 def test_the_fault_is_marked_where_it_is(browser: Browser) -> None:
     rank = place_of(browser, "rank 1:2")
     mark = place_of(browser, "✖")
@@ -268,7 +278,10 @@ def test_a_thousand_ranks_paint_in_time(one_browser: Browser, tmp_path: Path) ->
     assert isinstance(found, linkwise.Plan)
     assert found.replicas * found.layout.size == 1024
     path = tmp_path / "report.html"
-    path.write_text(html(page_data(found), library()))
+    page = page_data(found)
+    own = [load for load in page.picture.loads if load.batch == page.batches[page.plan]]
+    assert all(one.chain >= 0 for load in own for one in load.carried)
+    path.write_text(html(page, library()))
     assert path.stat().st_size < 2_000_000
     one_browser.errors.clear()
     one_browser.look(1280)
@@ -277,6 +290,21 @@ def test_a_thousand_ranks_paint_in_time(one_browser: Browser, tmp_path: Path) ->
     assert paints
     assert max(paints) < 3000  # ms, as asked
     assert marks(one_browser, "ranks") >= 1024
+    assert one_browser.errors == []
+
+
+@pytest.mark.parametrize("osl", [1, 200])
+def test_one_device_that_talks_to_nobody(one_browser: Browser, tmp_path: Path, osl: int) -> None:
+    found = linkwise.plan("llama-3.1-8b", on="1xh100-sxm", isl=100, osl=osl)
+    assert isinstance(found, linkwise.Plan)
+    path = tmp_path / "report.html"
+    path.write_text(html(page_data(found), library()))
+    one_browser.errors.clear()
+    one_browser.look(1280)
+    one_browser.open(path.as_uri())
+    assert text_of(one_browser, "#busiest") == "Nothing crosses a link."
+    for step in ("prefill", "mixed", "decode"):
+        choose(one_browser, step)
     assert one_browser.errors == []
 
 

@@ -50,7 +50,7 @@ def page_data(
         at(plan, step, batch) for step in STEPS for batch in (batches if step != "prefill" else batches[own : own + 1])
     ]
     times = tuple(map(step_time, moments))
-    counted = [_counted(moment, time) for moment, time in zip(moments, times, strict=True)]
+    counted = [_counted(moment, time, batches[own]) for moment, time in zip(moments, times, strict=True)]
     marks = faults(findings, plan) if findings else ()
     turns = {time.step: time.interval_s for time in times if time.batch == batches[own]}
     beside = [others.traffic(name, one, turns[one.step], plan) for name, one in traffics]
@@ -85,9 +85,9 @@ def page_data(
     )
 
 
-def _counted(moment: At, time: StepTime) -> Counted:
+def _counted(moment: At, time: StepTime, own: int) -> Counted:
     found = traffic(moment.plan, moment.step)
-    explained = moment.plan if moment.plan.cluster.size <= CHAINED else None
+    explained = moment.plan if moment.plan.cluster.size <= CHAINED or moment.batch == own else None
     # Stages work on different microbatches, so the bytes of all of them cross in one turn of the busiest.
     return Counted(moment.step, moment.batch, time.interval_s, found.links, found.busiest_by_time, explained)
 

@@ -170,6 +170,7 @@ function act(datum) {
   tip("");
   if (datum.path) explain(datum.path);
   else if (datum.wire) showWire(datum.wire, datum.way);
+  else if (datum.vertex) showVertex(datum.vertex, datum.node);
   else if (datum.device != null) showDevice(datum.device, datum.node);
   else if (datum.tried != null) showTried(state.data.layouts[datum.tried]);
 }

@@ -308,9 +308,18 @@ function showWire(wire, way) {
     table("what each op puts on it", ["op", "group", ">bytes"], one.parts.map(([role, group, size]) => [role, group, bytes(size)])),
     one.like !== link.name && make("p", { class: "soft" }, `${one.like} carries the same; the chain is that link's.`),
     one.chain >= 0 ? chainList(one.chain)
-      : make("p", { class: "soft" }, state.step === "handoff" ? "Its chain: linkwise explain handoff:PATH." : `Its chain: linkwise explain plan.json "link:${state.step}:${link.name}"`),
+      : make("p", { class: "soft" }, state.step === "handoff" ? "Its chain: linkwise explain handoff:PATH." : slides() && state.batch !== state.data.plan ? "Its chain is kept at the plan's own batch." : "Its chain: linkwise traffic, of the file's own inputs."),
   ]);
   open(wayName(wire, way), inside.length ? inside : make("p", {}, `Carries nothing in a ${state.step} step.`));
+}
+
+// A switch, host or NIC: all its links.
+function showVertex(vertex, number) {
+  const wires = number < 0 ? state.data.picture.core : state.data.picture.nodes[number].wires;
+  const rows = wires.filter((wire) => wire.a === vertex || wire.b === vertex).flatMap((wire) => linkRows(currentLoad(), wire));
+  open(vertex === "peers" ? "direct links between devices" : vertex,
+    rows.length ? table(`its links in a ${state.step} step`, ["link", "kind", ">usable", ">bytes", ">busy", ">of the time"], rows.sort((a, b) => b.busy - a.busy).map((one) => one.cells))
+      : make("p", {}, "Its links carry nothing in this step."));
 }
 
 function showDevice(device, number) {
