@@ -1,7 +1,9 @@
 """The driver with ranks that are processes without torch: texts, cancellation, and every kind of fault by name."""
 
+import json
 import os
 import queue
+import re
 import signal
 import socket
 import sys
@@ -19,7 +21,7 @@ from tests.supervise.fake import until
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
-from linkwise.runtime import arrivals
+from linkwise.runtime import arrivals, group
 from linkwise.runtime.control import Hello, frame
 from linkwise.runtime.driver import LocalUnit, UnitSpec
 from linkwise.supervise.types import Event, Failed, Fault, Finished, Job, Sampling, Token
@@ -247,18 +249,26 @@ def test_counters_go_on_over_lives_that_nobody_looked_at(driven: Any, tmp_path: 
     assert (load.prompt_tokens, load.generated_tokens) == (3 + 5, 4 + 6)
 
 
-def test_traces_that_are_not_written_are_told_and_counted(driven: Any, tmp_path: Path) -> None:
+def test_traces_that_are_not_written_are_told_and_counted(
+    driven: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "WRITTEN_S", 1.5)
     one = driven(Layout(tp=2)).ready()
-    (tmp_path / "unwritten").write_text('[3, "no space left on device"]')
-    name = one.unit.name
+
+    def now(events: int, trouble: str) -> None:
+        (tmp_path / "new").write_text(json.dumps([events, trouble]))
+        (tmp_path / "new").replace(tmp_path / "unwritten")  # ranks read it all the time
+
+    now(3, "no space left on device")
     assert until(lambda: one.lines)
-    (tmp_path / "unwritten").write_text('[5, ""]')
+    for trouble in ("", "no space left on device", ""):  # a little room is no end of it
+        now(5, trouble)
+        time.sleep(0.6)
     assert until(lambda: len(one.lines) == 2)
-    assert one.lines == [
-        f"{name}: traces are not written: rank 0: no space left on device; the ranks go on without",
-        f"{name}: traces are written again; 10 events are missing",
-    ]
-    (tmp_path / "unwritten").write_text('[7, "no space left on device"]')  # what is told last counts too
+    first, second = (line.removeprefix(f"{one.unit.name}: traces are ") for line in one.lines)
+    assert re.fullmatch(r"not written: rank [01]: no space left on device; the ranks go on without", first)
+    assert second == "written again; 10 events are missing"
+    now(7, "no space left on device")  # what is told last counts too
     one.unit.stop()
     assert one.unit.load.unwritten_events == 14
 

@@ -47,6 +47,7 @@ PING_S = 1.0  # between two questions to idle ranks
 HERE_S = 0.25  # between two signs of life of the driver
 LATE_S = 1.0  # the driver itself was held up: silence proves nothing then
 GRACE_S = 3.0  # for ranks that were asked to end
+WRITTEN_S = 10.0  # without trouble, before traces are said to be written again
 MAX_OBSERVED = 100_000
 WARM_UP = "\0warm-up"
 
@@ -84,7 +85,7 @@ class Group:
     ) -> None:
         self.spec, self.pools, self.launched, self._deliver, self._told = spec, pools, launched, deliver, told
         self._say = say
-        self._untraced = False  # traces are not written, as was said
+        self._untraced = 0.0  # when traces were last seen not to be written, which was said; 0 = they are
         self.facts: dict[int, RankFacts] = {}
         self.observed: list[Observed] = []
         stages = [stage for pool in pools for stage in pool.stages]
@@ -292,7 +293,7 @@ class Group:
             self._shown = now
             self._all(Here())
         self._ends.look(now, ready=self.ready)
-        self._look_at_traces()
+        self._look_at_traces(now)
         if not self.ready:
             self._rises(now)
             return
@@ -322,14 +323,17 @@ class Group:
             missing = tuple(rank for rank in range(spec.ranks) if rank not in here)
             raise Over(overdue(self.views, missing, now, start_s=spec.start_s, timeout_s=spec.timeout_s))
 
-    def _look_at_traces(self) -> None:
-        """Say it when ranks' traces are no longer written, and when they are again."""
+    def _look_at_traces(self, now: float) -> None:
+        """Say it when ranks' traces are no longer written, and when they are again, for a while: a disk that is nearly
+        full takes a little now and then."""
         view = next((view for view in self.views if view.trouble), None)
-        if view is not None and not self._untraced:
-            self._say(f"traces are not written: rank {view.rank}: {view.trouble}; the ranks go on without")
-        elif view is None and self._untraced:
+        if view is not None:
+            if not self._untraced:
+                self._say(f"traces are not written: rank {view.rank}: {view.trouble}; the ranks go on without")
+            self._untraced = now
+        elif self._untraced and now - self._untraced > WRITTEN_S:
             self._say(f"traces are written again; {self.unwritten:,} events are missing")
-        self._untraced = view is not None
+            self._untraced = 0.0
 
     @property
     def unwritten(self) -> int:

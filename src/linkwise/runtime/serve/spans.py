@@ -17,6 +17,9 @@ from linkwise.supervise.supervisor import Placed
 from linkwise.trace.bounded import append_whole, why
 
 MAX_FILE_BYTES = 2**30  # then spans are dropped
+WRITTEN_S = (
+    10.0  # without trouble, before they are said to be written again: a disk nearly full takes some now and then
+)
 
 
 class Trail:
@@ -140,18 +143,21 @@ def exporter(path: str | Path, say: Callable[[str], None] = lambda line: None) -
     class _Lines(SpanExporter):
         def __init__(self) -> None:
             self._lock = threading.Lock()
-            self._trouble, self.dropped = "", 0
+            self._failed, self.dropped = 0.0, 0  # when the last batch could not be written, which was said; 0 = none
 
         def export(self, spans: Sequence[Any]) -> Any:
             line = json.dumps(_otlp(spans), separators=(",", ":")).encode() + b"\n"
             with self._lock:
-                before, self._trouble = self._trouble, self._put(line)
-                self.dropped += len(spans) if self._trouble else 0
-            if self._trouble and not before:
-                say(f"spans are not written to {path}: {self._trouble}; requests go on without")
-            elif before and not self._trouble:
-                say(f"spans are written again to {path}; {self.dropped:,} are missing")
-            return SpanExportResult.FAILURE if self._trouble else SpanExportResult.SUCCESS
+                trouble, now = self._put(line), time.monotonic()
+                if trouble:
+                    self.dropped += len(spans)
+                    if not self._failed:
+                        say(f"spans are not written to {path}: {trouble}; requests go on without")
+                    self._failed = now
+                elif self._failed and now - self._failed > WRITTEN_S:
+                    say(f"spans are written again to {path}; {self.dropped:,} are missing")
+                    self._failed = 0.0
+            return SpanExportResult.FAILURE if trouble else SpanExportResult.SUCCESS
 
         def _put(self, line: bytes) -> str:
             """Why the line was not written."""
