@@ -79,13 +79,25 @@ def test_a_difference_is_one_in_its_own_row(plan: linkwise.Plan) -> None:
     assert rows["attn.out"].observed_bytes == rows["attn.out"].planned_bytes
 
 
-def test_records_that_name_no_batches_stand_alone(plan: linkwise.Plan) -> None:
-    found = compared(plan, record(0, roles=False, batches=False))
-    assert {(one.role, one.kind, one.planned_calls) for one in found.ops} == {
-        ("", "all_reduce", None),
-        ("", "all_gather", None),
-    }
-    assert "stand alone" in found.notes[0]
+def test_records_without_roles_or_batches_are_told_by_size(plan: linkwise.Plan) -> None:
+    ranks = [record(rank, roles=False, batches=False) for rank in (0, 1)]
+    found = compared(plan, *ranks)
+    rows = {one.kind: one for one in found.ops}
+    # Embedding, attention and MLP reduce the same rows: a call of either is told from logits, not from each other.
+    assert rows["all_reduce"].role == "embed, attn.out, mlp.out"
+    assert rows["all_gather"].role == "logits"
+    assert rows["all_reduce"].observed_calls == 2 * 2 * 9
+    assert rows["all_reduce"].observed_bytes == 2 * 4 * 9 * ROW
+    assert all(one.planned_calls is None and one.planned_bytes is None for one in found.ops)
+    assert all(one.planned_s and one.observed_s == 500e-9 for one in found.ops)
+    assert "how many were planned is not known" in found.notes[0]
+
+
+def test_a_size_that_no_step_has_gets_no_role(plan: linkwise.Plan) -> None:
+    """A row and a byte is what no number of tokens makes."""
+    rank = record(0, roles=False, batches=False)
+    odd = replace(rank, calls=replace(rank.calls, S_bytes=rank.calls.S_bytes + 1))
+    assert {(one.role, one.planned_s) for one in compared(plan, odd).ops} == {("", None)}
 
 
 def test_a_group_of_another_size_was_not_planned(plan: linkwise.Plan) -> None:

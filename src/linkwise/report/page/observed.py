@@ -26,6 +26,8 @@ from linkwise.plan.traffic import is_device
 from linkwise.plan.traffic_types import LinkLoad
 from linkwise.plan.types import Plan
 from linkwise.report.page.faults import device_of
+from linkwise.report.page.sizes import NOT_COUNTED
+from linkwise.report.page.sizes import rows as by_size
 from linkwise.report.page.types import Comparison, Observed, ObservedLink
 from linkwise.trace.events import RankTrace
 from linkwise.trace.gather import Evidence
@@ -59,9 +61,12 @@ def compare(
     ranks = [rank for rank in evidence.trace.ranks if len(rank.calls)]
     if not ranks:
         return None
-    seen = _seen(ranks)
     planned = _planned(ranks, plan)
-    rows = [_row(key, planned.get(key), seen.get(key)) for key in dict.fromkeys((*planned, *seen))]
+    if planned or any(any(rank.calls.roles) for rank in ranks):
+        seen = _seen(ranks)
+        rows = [_row(key, planned.get(key), seen.get(key)) for key in dict.fromkeys((*planned, *seen))]
+    else:
+        rows = by_size(ranks, plan)
     if not rows:
         return None
     notes = []
@@ -70,7 +75,10 @@ def compare(
             f"{counted(other, 'record')} of groups that are none of {plan.layout}: nothing was planned for them"
         )
     elif not planned:
-        notes.append("these records do not say what each step computed: observed calls stand alone")
+        notes.append(
+            "these records do not say what each step computed: an op is told by the kind, group and size of its calls,"
+            " and how many were planned is not known"
+        )
     if any(row.planned_bytes is None and row.planned_calls is not None for row in rows):
         notes.append("an op whose size depends on cached context has no planned bytes: traces do not tell the context")
     if lost := sum(rank.lost for rank in ranks):
@@ -92,7 +100,7 @@ def _seen(ranks: Iterable[RankTrace]) -> dict[Key, tuple[int, float, float | Non
         took = np.where((began > 0) & (calls.ended_ns >= began), calls.ended_ns - began, -1)
         for op, role in sorted(set(zip(calls.op[inside].tolist(), calls.role[inside].tolist(), strict=True))):
             kind = {"send": "send_recv"}.get(calls.ops[op], calls.ops[op])
-            if kind in {"recv", "wait", "compute", "barrier", ""}:
+            if kind in NOT_COUNTED:
                 continue
             mine = inside & (calls.op == op) & (calls.role == role)
             key = calls.roles[role], kind
