@@ -25,6 +25,8 @@ from linkwise.simulate.calibrate.case import Case
 from linkwise.simulate.calibrate.fit import (
     NAMES,
     Fitted,
+    Group,
+    descend,
     fit,
     grouped,
     measured,
@@ -114,21 +116,19 @@ def roofline_predictions(what: Collection) -> Floats:
     return found
 
 
-def left_out(what: Collection, whole: Fitted, by: npt.NDArray[np.str_], parts: Sequence[Sequence[str]]) -> Floats:
-    """Predictions of each part by constants fitted to all others; both with the events of their own constants."""
+def left_out(
+    what: Collection, whole: Fitted, groups: Sequence[Group], by: npt.NDArray[np.str_], parts: Sequence[Sequence[str]]
+) -> Floats:
+    """Predictions of each part by constants fitted to all others, the order of events as all rows have it."""
     n = what.number
     found = np.full(2 * n, np.nan)
     for part in parts:
         out = np.isin(by, part)
-        train = [case for case, o in zip(what.cases, out, strict=True) if not o]
-        test = [case for case, o in zip(what.cases, out, strict=True) if o]
-        fitted = fit(train, whole.space, rounds=2, start=whole.at)
-        steps = simulated(test, whole.space, fitted.at)
-        values = predicted(grouped(test, steps, whole.space), whole.space, fitted.at, len(test))
-        places = np.flatnonzero(out)
-        found[places], found[n + places] = values[: len(test)], values[len(test) :]
-        print(f"  left out {' '.join(part):30} {out.sum():4}   {figures(found[places], what.truth[places])}"
-              f"     {figures(found[n + places], what.truth[n + places])}", flush=True)  # fmt: skip
+        twice = np.concatenate((out, out))
+        at, _ = descend(groups, np.where(twice, np.nan, what.truth), whole.space, whole.at)
+        found[twice] = predicted(groups, whole.space, at, n)[twice]
+        tpot, ttft = (figures(found[k : k + n][out], what.truth[k : k + n][out]) for k in (0, n))
+        print(f"  left out {' '.join(part):30} {out.sum():4}   {tpot}     {ttft}", flush=True)
     return found
 
 
@@ -171,15 +171,16 @@ def main() -> None:
     space = pooled(sorted(set(what.engine)), SINCE)
     whole = fit(what.cases, space)
     steps = simulated(what.cases, space, whole.at)
-    inside = predicted(grouped(what.cases, steps, space), space, whole.at, n)
+    groups = grouped(what.cases, steps, space)
+    inside = predicted(groups, space, whole.at, n)
     print(f"\nfitted: {figures(inside[:n], what.truth[:n])}     {figures(inside[n:], what.truth[n:])}")
     models = [[name] for name in sorted(set(what.model))]
     print("\nwhole models left out")
-    by_model = left_out(what, whole, what.model, models)
+    by_model = left_out(what, whole, groups, what.model, models)
     print(f"all: {figures(by_model[:n], what.truth[:n])}     {figures(by_model[n:], what.truth[n:])}")
     print(coverage(what, by_model, what.model, models))
     print("\nwhole GPUs left out")
-    by_gpu = left_out(what, whole, what.gpu, GPUS)
+    by_gpu = left_out(what, whole, groups, what.gpu, GPUS)
     print(f"all: {figures(by_gpu[:n], what.truth[:n])}     {figures(by_gpu[n:], what.truth[n:])}")
     print(coverage(what, by_gpu, what.gpu, GPUS))
     if options.fit:
