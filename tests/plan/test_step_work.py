@@ -24,7 +24,7 @@ def work(**changes: object) -> Work:
     made = Work(
         kind="decode", blocks={"mlp": Block(3e9, {"bf16": 2e12}, {})}, hbm_Bps=1e12,
         peaks={"bf16": 100e12, "unpacked": 100e12, "attention": 100e12}, kv_bytes=1e9, attention_flops=0.1e12,
-        layers={"all": 10, "moe": 4, "mla": 0, "linear": 0, "qk-norm": 2, "block-fp8": 0, "unpacked": 0}, calls=20,
+        layers={"all": 10, "moe": 4, "mla": 0, "linear": 0, "qk-norm": 2, "shared": 0, "block-fp8": 0, "unpacked": 0}, calls=20,
         comm_s=1e-3, prompt_tokens=0, prompts=0,
     )  # fmt: skip
     return made._replace(**changes)

@@ -24,9 +24,9 @@ class StepConstants(Frozen, frozen=True, kw_only=True):
     the two for a large p, more than it where they are alike. read = bytes / (HBM x efficiency).
 
     step_us: scheduler, sampling, input preparation. layer_us: device time of a layer that no byte or FLOP explains;
-    moe_, mla_, linear_, qk_norm_: more of it in layers with experts, latent attention, a linear mixer, norms of queries
-    and keys; block_fp8_: where weights are FP8 with a scale a block; dequant_: in layers with experts of 4-bit weights
-    the device has no units for.
+    moe_, shared_, mla_, linear_, qk_norm_: more of it in layers with experts, shared experts beside them, latent
+    attention, a linear mixer, norms of queries and keys; block_fp8_: where weights are FP8 with a scale a block;
+    dequant_: in layers with experts of 4-bit weights the device has no units for.
     hbm_efficiency, expert_hbm_, dequant_hbm_: of the HBM rate, for weights, experts, and experts of such 4-bit weights.
     bf16_, fp8_, fp4_efficiency: of the datasheet's FLOPs by dtype; times block_fp8_efficiency for block scales, times
     expert_efficiency for experts; dequant_efficiency: of the 16-bit rate, for weights that are unpacked to it.
@@ -43,6 +43,7 @@ class StepConstants(Frozen, frozen=True, kw_only=True):
     step_us: float = 0.0
     layer_us: float = 0.0
     moe_layer_us: float = 0.0
+    shared_layer_us: float = 0.0
     mla_layer_us: float = 0.0
     linear_layer_us: float = 0.0
     qk_norm_layer_us: float = 0.0

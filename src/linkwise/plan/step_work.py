@@ -30,8 +30,8 @@ class Work(NamedTuple):
     """One step of one stage on one rank. Plain numbers, recorded ones, or arrays over batches.
 
     hbm_Bps: datasheet rate of memory; peaks: datasheet FLOP/s by class, "attention" those of attention.
-    layers: by kind (all, moe, mla, linear, qk-norm, block-fp8, unpacked). calls, comm_s: collectives on the critical
-    path, and their time as the catalogue has it. prompts: 1 where the step holds a prompt, else 0.
+    layers: by kind (all, moe, shared, mla, linear, qk-norm, block-fp8, unpacked). calls, comm_s: collectives on the
+    critical path, and their time as the catalogue has it. prompts: 1 where the step holds a prompt, else 0.
     """
 
     kind: str
@@ -56,8 +56,9 @@ class Seconds(NamedTuple):
 
 
 _LAYERS = (
-    ("all", "layer_us"), ("moe", "moe_layer_us"), ("mla", "mla_layer_us"), ("linear", "linear_layer_us"),
-    ("qk-norm", "qk_norm_layer_us"), ("block-fp8", "block_fp8_layer_us"), ("unpacked", "dequant_layer_us"),
+    ("all", "layer_us"), ("moe", "moe_layer_us"), ("shared", "shared_layer_us"), ("mla", "mla_layer_us"),
+    ("linear", "linear_layer_us"), ("qk-norm", "qk_norm_layer_us"), ("block-fp8", "block_fp8_layer_us"),
+    ("unpacked", "dequant_layer_us"),
 )  # fmt: skip
 _PROMPT_LAYERS = (
     ("all", "prompt_layer_us"), ("moe", "prompt_moe_layer_us"), ("mla", "prompt_mla_layer_us"),

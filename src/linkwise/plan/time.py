@@ -211,8 +211,9 @@ def _on_rank(part: Part, cp: int) -> Num:
 
 def _layer_counts(stock: Inventory, stage: Stage, model: Model, block_fp8: bool, kinds: set[str]) -> dict[str, Num]:
     moe = stock.ffns(stage, "moe")
+    beside = moe if model.moe is not None and model.moe.shared_experts else 0
     return {
-        "all": stage.layers, "moe": moe, "mla": stock.of_mixer(stage, "mla", "sparse"),
+        "all": stage.layers, "moe": moe, "shared": beside, "mla": stock.of_mixer(stage, "mla", "sparse"),
         "linear": stock.of_mixer(stage, "linear", "mamba"), "qk-norm": stock.with_role(stage, "attn.q_norm"),
         "block-fp8": stage.layers if block_fp8 else 0,
         "unpacked": moe if "unpacked" in kinds else 0,

@@ -25,6 +25,7 @@ PRIORS: dict[str, Prior] = {
     "step_us": Prior(800, 1.0, 0.18),
     "layer_us": Prior(11 * _REPLAYED, 0.3, 0.06),
     "moe_layer_us": Prior(5 * _REPLAYED, 0.5, 0.06),
+    "shared_layer_us": Prior(3 * _REPLAYED, 0.5, 0.06),
     "mla_layer_us": Prior(7 * _REPLAYED, 0.5, 0.06),
     "linear_layer_us": Prior(9 * _REPLAYED, 0.5, 0.06),
     "qk_norm_layer_us": Prior(2 * _REPLAYED, 0.5, 0.06),
