@@ -126,6 +126,15 @@ def test_figures_are_those_of_the_data(browser: Browser, page: Page, step: str) 
     assert {path for path, _ in found} >= set(figures)
 
 
+def test_numbers_are_shown_as_on_the_command_line(browser: Browser) -> None:
+    """Ties among them: 12.25 MB is 12.2 MB to Python's formatting, 12.3 to toFixed."""
+    sizes = [0, 512, 999, 999.6, 1000, 1125, 1250, 12_250, 12_350, 12_250_000, 12_750_000, 9_995_000, 1.85e9, 3e15, 0.5]
+    sizes += [2.5, 3.5, 1.125e6, 1.375e6, 458752, 524288.0, 7.0e11]
+    assert browser.run(f"{sizes}.map(bytes)") == [show_bytes(one) for one in sizes]
+    times = [0, 1e-9, 1.25e-7, 3.125e-3, 1.0625, 0.0105, 0.9996, 1.005, 12.25, 999.4e-6, 0.125, 21.45e-3, 6.12e-4]
+    assert browser.run(f"{times}.map(time)") == [show_time(one) for one in times]
+
+
 def test_a_click_shows_the_chain(browser: Browser, plan: linkwise.Plan) -> None:
     browser.run("document.querySelector('#key button[data-path=tpot_s]').click()")
     said = "".join(text_of(browser, "dialog[open] ol.chain").split())

@@ -16,18 +16,29 @@ function make(tag, attributes, ...inside) {
 
 // --- Numbers, shown as the command line shows them (core/units.py) ---
 
-const SCALES = [[1e18, "EB"], [1e15, "PB"], [1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
+const SCALES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
+
+// To so many decimals. A tie goes to the even digit, as in Python; toFixed takes the larger one.
+function rounded(value, decimals) {
+  const halves = value * 2 ** (decimals + 1); // an odd whole number when the value lies between two of them
+  if (!Number.isInteger(halves) || halves % 2 === 0) return value.toFixed(decimals);
+  const below = Math.floor(value * 10 ** decimals);
+  return ((below % 2 ? below + 1 : below) / 10 ** decimals).toFixed(decimals);
+}
 
 function bytes(count) {
   for (const [scale, unit] of SCALES)
     if (Math.abs(count) >= scale * 0.9995) {
       const value = count / scale;
-      return `${value.toFixed(Math.abs(value) >= 10 ? 1 : 2)} ${unit}`;
+      return `${rounded(value, Math.abs(value) >= 10 ? 1 : 2)} ${unit}`;
     }
-  return `${count.toFixed(0)} B`;
+  return `${rounded(count, 0)} B`;
 }
 
-const digits = (value, most) => String(Number(value.toPrecision(most)));
+function digits(value, most) {
+  const decimals = value ? most - 1 - Math.floor(Math.log10(Math.abs(value))) : 0;
+  return String(Number(decimals >= 0 && decimals <= 20 ? rounded(value, decimals) : value.toPrecision(most)));
+}
 
 function time(seconds) {
   for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "us"]])
