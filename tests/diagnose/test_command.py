@@ -15,13 +15,13 @@ from linkwise.report.diagnose import screen
 from linkwise.report.text import wrapped
 
 
-def late_folder(folder: Path, *, late: int = 1) -> Path:
-    """Two ranks; rank `late` comes 8 ms after the other, in 60 calls."""
+def late_folder(folder: Path, *, late: int = 1, late_ms: int = 8) -> Path:
+    """Two ranks; rank `late` comes `late_ms` after the other, in 60 calls."""
     for rank in (0, 1):
         rows = [head(rank)]
         for number in range(60):
             begin = 10**9 + number * 10 * 10**6
-            arrive = begin + (8 * 10**6 if rank == late else 0)
+            arrive = begin + (late_ms * 10**6 if rank == late else 0)
             times = [arrive, arrive, begin + 9 * 10**6]
             rows.append(json.dumps(["all_reduce", "attn.out", "tp", [0, 1], number, 64, "float32", -1, *times]))
         record(folder, f"u.rank{rank}.trace.jsonl", *rows)
@@ -39,6 +39,14 @@ def test_a_fault_is_exit_code_1_and_its_json_has_the_fields_scripts_read(tmp_pat
     assert set(one) >= {"class", "original_fault", "first_reporter", "confidence", "evidence", "next", "recovery"}
     assert 0 < one["confidence"] <= 1
     assert one["evidence"]
+
+
+def test_a_rank_that_is_a_little_late_is_json_too(tmp_path: Path, capsys) -> None:
+    # 2 ms in calls that are 10 ms apart: a confidence below the highest, and computed.
+    assert main(["diagnose", str(late_folder(tmp_path, late_ms=2)), "--json"]) == 1
+    (one,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (one["class"], one["original_fault"]["ranks"]) == ("late_rank", [1])
+    assert one["confidence"] == pytest.approx(0.8, abs=0.01)  # 0.6 and the fifth of the record that is waiting
 
 
 def test_healthy_is_0_and_unusable_beside_usable_does_not_change_it(tmp_path: Path, capsys) -> None:
@@ -59,6 +67,8 @@ def test_healthy_is_0_and_unusable_beside_usable_does_not_change_it(tmp_path: Pa
         (["diagnose", "{}", "--since", "10"], "since"),
         (["trace", "{}", "-o", "{}/x.json"], "cannot be used"),
         (["watch"], "neither a folder nor --ras"),
+        (["watch", "--ras", "127.0.0.1:9"], "no answer"),
+        (["watch", "{}", "--ras", "127.0.0.1:9", "--for", "10ms"], "no answer"),
     ],
 )
 def test_bad_input_is_2_with_one_line(tmp_path: Path, capsys, words: list[str], said: str) -> None:

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from linkwise.core.schema import Frozen
 
@@ -72,6 +73,11 @@ class Finding(Frozen, frozen=True, kw_only=True, rename={"class_": "class"}):
     would_decide: str = ""
     next: str = ""
     recovery: Recovery = ""
+
+    def __post_init__(self) -> None:
+        """Rules compute with numpy's numbers; what a finding holds is plain, as JSON takes nothing else."""
+        force_setattr(self, "confidence", float(self.confidence))
+        force_setattr(self, "waited_s", float(self.waited_s))
 
 
 class Row(Frozen, frozen=True, kw_only=True):
