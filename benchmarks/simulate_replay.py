@@ -1,11 +1,14 @@
 """The simulator against a real server on this machine: 200 requests replayed, mean TTFT and TPOT within 20 %.
 
-`linkwise serve` with random weights, on one rank and on two (tp2, gloo), tokens streamed over HTTP on localhost. First
-the server is measured: closed loops of 1, 4 and 12 users, whose traces give for every step what it carried (tokens,
-rows that drew, cached tokens) and the time until the next one began. A least-squares line through those is the step's
-time; requests alone give what HTTP, tokenising and routing add to a first token. Then 200 requests with other lengths
-arrive as a Poisson stream at 60 % of the rate that 12 users had, and the simulator is given their arrivals and lengths.
-Nothing of the replay is used for the fit. Needs numba and torch.
+`linkwise serve` with random weights, on one rank and on two (tp2, gloo), tokens streamed over HTTP on localhost. Blocks
+in which the server is measured and blocks that are replayed take turns, so that both meet the same machine. Measured:
+requests alone and closed loops of 1, 4 and 12 users; the server's trace says for every step what it carried (tokens,
+rows that drew, cached tokens) and when the next one began, and a least-squares line through those is the step's time.
+Requests alone give what HTTP, tokenising and routing add to a first token. Replayed: Poisson streams of requests of
+other lengths at 60 % of the rate that 12 users had; the simulator is given their arrivals and lengths, and no step of
+theirs is used for the fit. Needs numba and torch.
+
+    python benchmarks/simulate_replay.py [LAYOUT...]
 """
 
 import asyncio
@@ -28,11 +31,11 @@ from linkwise.simulate.tables import constant
 from linkwise.trace.gather import gather
 from linkwise.workload.requests import requests
 
-ASKED, REQUESTS, SHARE = 0.20, 200, 0.6
+ASKED, REQUESTS, BLOCKS, SHARE = 0.20, 200, 8, 0.6
 LAYOUTS = ("tp=1", "tp=2")
 BUDGET, SEQS, BLOCK, KV, MAX_LEN = 2048, 256, 16, 65_536, 2048
 IDLE = 10  # a pause so many times the usual time of a step is no step
-USERS, EACH = (1, 4, 12), 5
+USERS = (1, 4, 12)
 
 
 class Sent(NamedTuple):
@@ -60,39 +63,33 @@ def main() -> int:
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         weights = model(Path(folder) / "model")
-        for layout in LAYOUTS:
+        for layout in sys.argv[1:] or LAYOUTS:
             missed += trial(weights, layout, Path(folder) / layout.replace("=", ""))
     return 1 if missed else 0
 
 
 def trial(weights: Path, layout: str, folder: Path) -> int:
-    folder.mkdir()
-    runs = {}
-    for name in ("measured", "replayed"):
-        trace = folder / name
-        port = free_port()
-        server = start(weights, layout, port, trace)
-        try:
-            ready(server, port)
-            if name == "measured":
-                alone, rate = asyncio.run(measure(port))
-            else:
-                runs["sent"] = asyncio.run(replay(port, rate * SHARE))
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(60)
-    line = fitted(folder / "measured")
+    port = free_port()
+    server = start(weights, layout, port, folder)
+    try:
+        ready(server, port)
+        alone, blocks, spans = asyncio.run(turns(port))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+    line = fitted(folder, spans)
     # What a first token takes beside its step: HTTP both ways, tokenising, routing, waking the rank.
     beside = float(np.mean([x.first - x.at - step(line, x.input) for x in alone]))
-    sent: list[Sent] = runs["sent"]
-    ttft, tpot = simulated(line, sent)
+    sent = [one for block in blocks for one in block]
+    seen = np.array([simulated(line, block) for block in blocks])
+    weight = np.array([len(block) for block in blocks]) / len(sent)
+    ttft, tpot = (float(x) for x in weight @ seen)
     real_ttft = float(np.mean([x.first - x.at for x in sent]))
     real_tpot = float(np.mean([(x.end - x.first) / (x.output - 1) for x in sent]))
     print(
         f"{layout}: a step takes {line.fixed * 1e3:.2f} ms + {line.token * 1e6:.1f} us a token +"
         f" {line.row * 1e6:.0f} us a row + {line.cached * 1e9:.0f} ns a cached token (r.m.s. error"
-        f" {line.error * 1e3:.2f} ms over {line.steps:,} steps); {beside * 1e3:.1f} ms beside;"
-        f" {rate * SHARE:.2f} requests/s"
+        f" {line.error * 1e3:.2f} ms over {line.steps:,} steps); {beside * 1e3:.1f} ms beside"
     )
     missed = said(f"{layout}, mean TTFT of {len(sent)} requests, ms", (ttft + beside) * 1e3, real_ttft * 1e3)
     return missed + said(f"{layout}, mean TPOT, ms", tpot * 1e3, real_tpot * 1e3)
@@ -106,7 +103,7 @@ def model(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=128, hidden_size=256, intermediate_size=688, num_hidden_layers=6, num_attention_heads=8,
+        vocab_size=128, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=MAX_LEN, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -183,45 +180,51 @@ async def one_request(port: int, zero: float, inputs: int, outputs: int, draw: n
     return Sent(at, first, end, inputs, outputs)
 
 
-async def measure(port: int) -> tuple[list[Sent], float]:
-    """Requests alone, and the requests/s of the largest closed loop; the steps are in the server's trace."""
-    zero, draw = time.perf_counter(), np.random.default_rng(1)
-    alone = []
-    for number in range(20):
-        sent = await one_request(port, zero, int(draw.integers(20, 401)), 4, draw)
-        if number >= 5:  # the first ones warm up
-            alone.append(sent)
-        await asyncio.sleep(0.05)
-    rate = 0.0
+async def turns(port: int) -> tuple[list[Sent], list[list[Sent]], list[tuple[int, int]]]:
+    """Requests alone, replayed blocks, and when the server was measured (nanoseconds of the monotonic clock)."""
+    draw = np.random.default_rng(1)
+    for _ in range(5):  # it warms up
+        await one_request(port, time.perf_counter(), 50, 5, draw)
+    alone: list[Sent] = []
+    blocks, spans = [], []
+    for _ in range(BLOCKS):
+        began = time.monotonic_ns()
+        found, rate = await measured(port, draw)
+        spans.append((began, time.monotonic_ns()))
+        alone += found
+        blocks.append(await replayed(port, rate * SHARE, REQUESTS // BLOCKS, draw))
+    return alone, blocks, spans
+
+
+async def measured(port: int, draw: np.random.Generator) -> tuple[list[Sent], float]:
+    """Requests alone, then closed loops; the requests/s of the largest."""
+    alone, rate = [], 0.0
+    for _ in range(3):
+        alone.append(await one_request(port, time.perf_counter(), int(draw.integers(20, 401)), 4, draw))
     for users in USERS:
         began = time.perf_counter()
-
-        async def user() -> None:
-            for _ in range(EACH):
-                await one_request(port, zero, int(draw.integers(20, 401)), int(draw.integers(8, 33)), draw)
-
-        await asyncio.gather(*(user() for _ in range(users)))
-        rate = users * EACH / (time.perf_counter() - began)
+        sizes = [(int(draw.integers(20, 401)), int(draw.integers(8, 33))) for _ in range(users)]
+        await asyncio.gather(*(one_request(port, began, *size, draw) for size in sizes))
+        rate = users / (time.perf_counter() - began)
     return alone, rate
 
 
-async def replay(port: int, rate: float) -> list[Sent]:
+async def replayed(port: int, rate: float, number: int, draw: np.random.Generator) -> list[Sent]:
     """A Poisson stream of requests, whatever becomes of those before."""
-    draw = np.random.default_rng(2)
-    for _ in range(5):
-        await one_request(port, time.perf_counter(), 50, 5, draw)
     zero, at, tasks = time.perf_counter(), 0.0, []
-    for _ in range(REQUESTS):
+    for _ in range(number):
         at += float(draw.exponential(1 / rate))
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - zero)))
-        tasks.append(
-            asyncio.create_task(one_request(port, zero, int(draw.integers(40, 351)), int(draw.integers(10, 31)), draw))
-        )
+        size = int(draw.integers(40, 351)), int(draw.integers(10, 31))
+        tasks.append(asyncio.create_task(one_request(port, zero, *size, draw)))
     return list(await asyncio.gather(*tasks))
 
 
-def fitted(trace: Path) -> Line:
-    """The step's time from the trace of rank 0: what each step carried, against when the next one began."""
+def fitted(trace: Path, spans: list[tuple[int, int]]) -> Line:
+    """The step's time from the trace of rank 0: what each step carried, against when the next one began.
+
+    spans: when the server was measured; steps outside are left out.
+    """
     record = next(x for x in gather((str(trace),)).trace.ranks if x.batches)
     cached: dict[str, int] = {}
     features, begins, ends = [], [], []
@@ -235,7 +238,8 @@ def fitted(trace: Path) -> Line:
         begins.append(batch.began_ns)
         ends.append(batch.ended_ns)
     period, pause = np.diff(begins) / 1e9, (np.array(begins[1:]) - np.array(ends[:-1])) / 1e9
-    busy = pause < IDLE * np.median(pause)
+    at = np.array(begins[:-1])
+    busy = (pause < IDLE * np.median(pause)) & np.any([(at >= a) & (at < b) for a, b in spans], axis=0)
     table, seconds = np.array(features[:-1], float)[busy], period[busy]
     keep = [0, 1, 2, 3]
     while True:

@@ -10,7 +10,18 @@ from linkwise.simulate.heap import push
 from linkwise.simulate.jit import compiled
 from linkwise.simulate.queues import kick, leave
 from linkwise.simulate.route import choose, uniform
-from linkwise.simulate.state import LINK, MOVED, SECOND_POOL, UNMOVED, Record
+from linkwise.simulate.state import (
+    LINK,
+    MOVED,
+    MOVING,
+    NOWHERE,
+    QUEUED,
+    SECOND_POOL,
+    STRANDED,
+    THERE,
+    UNMOVED,
+    Record,
+)
 
 
 @compiled
@@ -20,10 +31,27 @@ def hand_over(w: Record, r: int, now: float) -> None:
     source = a.lane(w)[req.lane]
     source.running -= 1
     a.replica(w)[source.replica].outstanding -= 1
-    req.source, req.prefilled = req.lane, now
+    req.source = req.lane
+    if req.first < 0:  # one that is computed again has had its first token
+        req.prefilled = now
+    offer(w, r, now)
+
+
+@compiled
+def offer(w: Record, r: int, now: float) -> None:
+    """To the queue of a decode lane; where none takes any, it waits until one is up, its KV kept."""
+    req = a.request(w)[r]
     lane = choose(w, SECOND_POOL, r)
+    if lane < 0:
+        req.lane, req.next, req.hand = -1, -1, STRANDED
+        if w.strand_head < 0:
+            w.strand_head = r
+        else:
+            a.request(w)[w.strand_tail].next = r
+        w.strand_tail = r
+        return
     a.replica(w)[a.lane(w)[lane].replica].outstanding += 1
-    req.lane, req.next = lane, -1
+    req.lane, req.next, req.hand = lane, -1, QUEUED
     one = a.lane(w)[lane]
     if one.hand_head < 0:
         one.hand_head = r
@@ -42,7 +70,6 @@ def reserve(w: Record, lane: int, now: float) -> None:
     while one.hands > 0 and one.running < pool.max_seqs:
         r = one.hand_head
         req = a.request(w)[r]
-        req.target = req.input
         need = kv.own_blocks(w, lane, r)
         if need > one.free:
             return
@@ -55,8 +82,9 @@ def reserve(w: Record, lane: int, now: float) -> None:
         held = req.blocks  # of the prefill side, which keeps them until the prompt has arrived
         kv.take(w, lane, need)
         req.room = need * pool.block - req.target
-        req.blocks, req.done = need, held
-        req.reserved = now
+        req.blocks, req.done, req.hand = need, held, MOVING
+        if req.first < 0:
+            req.reserved = now
         _send(w, r, now)
 
 
@@ -64,7 +92,7 @@ def reserve(w: Record, lane: int, now: float) -> None:
 def _send(w: Record, r: int, now: float) -> None:
     req = a.request(w)[r]
     source, here = a.lane(w)[req.source], a.lane(w)[req.lane]
-    takes = w.move_base_s + w.move_each_s * req.input
+    takes = w.move_base_s + w.move_each_s * req.target
     begin = max(now, source.link_free, here.link_free)
     for f in range(w.faults):
         fault = a.fault(w)[f]
@@ -74,13 +102,16 @@ def _send(w: Record, r: int, now: float) -> None:
     source.link_free = here.link_free = begin + takes
     w.move_busy_s += takes
     req.tries += 1
-    push(w, begin + takes, MOVED, r)
+    req.due = begin + takes
+    push(w, req.due, MOVED, r)
 
 
 @compiled
 def moved(w: Record, r: int, now: float) -> None:
     """A transfer is over: the prompt's KV is here, or its sender tries again, or gives up."""
     req = a.request(w)[r]
+    if req.hand != MOVING or req.due != now:  # a side of it went down meanwhile
+        return
     failed = w.fail > 0 and uniform(w, 10 + req.tries, r) < w.fail
     if failed and req.tries <= w.tries:
         w.retries += 1
@@ -102,12 +133,14 @@ def moved(w: Record, r: int, now: float) -> None:
         w.given += req.blocks
         req.blocks = 0
         here.running -= 1
+        req.hand = NOWHERE
         leave(w, r, UNMOVED, now)
         reserve(w, req.lane, now)
         return
-    req.moved = now
+    if req.first < 0:
+        req.moved = now
     w.moved += 1
-    req.next = -1
+    req.next, req.hand = -1, THERE
     if here.ready_head < 0:
         here.ready_head = r
     else:

@@ -85,8 +85,6 @@ def check(pools: Sequence[Pool], load: Requests, run: Run) -> None:
                 expected="a step for every number of tokens",
             )  # fmt: skip
         _holds(pool, load)
-    if len(pools) > 1 and any(f.kind == "down" for f in run.faults):
-        raise InputError("a replica down between two pools", where="fault", expected="slow or link, or one pool")
     if run.router == "prefix" and not (load.hash_tokens and pools[0].rules.prefix_cache):
         raise InputError(
             "the router follows prefixes, but the requests name none", where="router",

@@ -12,7 +12,16 @@ from linkwise.simulate import kv
 from linkwise.simulate.heap import push
 from linkwise.simulate.jit import compiled
 from linkwise.simulate.queues import kick, prepend, take_first
-from linkwise.simulate.state import KICK, LINK, PREFILL_FIRST, SLOW, STEP, Array, Record
+from linkwise.simulate.state import (
+    KICK,
+    LINK,
+    NOWHERE,
+    PREFILL_FIRST,
+    SLOW,
+    STEP,
+    Array,
+    Record,
+)
 
 
 @compiled
@@ -53,7 +62,9 @@ def _join(w: Record, s: int) -> None:
             lane.ready_tail = -1
         lane.readies -= 1
         one.size += 1
-        add_row(w, s, r, a.request(w)[r].moved)
+        req = a.request(w)[r]
+        req.hand = NOWHERE
+        add_row(w, s, r, req.moved if req.first < 0 else req.last)
 
 
 @compiled

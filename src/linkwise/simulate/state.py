@@ -33,6 +33,9 @@ BOTH, PREFILL, DECODE = range(3)
 RANDOM, ROUND_ROBIN, LEAST, PREFIX = range(4)
 SLOW, LINK, DOWN = _whole(0, 1, 2)
 ELSEWHERE, DROP, STAY = range(3)
+# Where a prompt is between two pools: in a decode lane's queue, in transfer, there; computed while no decode replica is
+# up; its KV is lost and it is computed again, or it is offered to another decode replica.
+NOWHERE, QUEUED, MOVING, THERE, STRANDED, REDO, OFFER = _whole(0, 1, 2, 3, 4, 5, 6)
 # Why the loop stops: nothing is left to happen, it did as many events as asked, or its time is up.
 NOTHING_LEFT, MORE, TIME_UP = _whole(0, 1, 2)
 Record = Any  # of GLOBAL: what compiled functions call w
@@ -52,7 +55,7 @@ def _record(**fields: str) -> np.dtype[Any]:
 REQUEST = _record(
     arrival="f8", entered="f8", start="f8", prefilled="f8", reserved="f8", moved="f8", first="f8", end="f8", last="f8",
     input="i8", output="i8", next="i8", produced="i8", target="i8", done="i8", blocks="i8", room="i8", hit="i8",
-    status="i8", lane="i8", source="i8", preempted="i8", tries="i8",
+    status="i8", lane="i8", source="i8", preempted="i8", tries="i8", hand="i8", due="f8",
 )  # fmt: skip
 # front_free: when the thread that takes its requests in is done with those that came.
 # down: so many reasons to be down. drain: it ends what it has and takes nothing new. idle_s: its last request left.
@@ -94,7 +97,8 @@ _SIZES = (
 )  # fmt: skip
 GLOBAL = _record(
     events="i8", next="i8", open="i8", issued="i8", finished="i8", closed="i8", router="i8", max_waiting="i8",
-    rule="i8", limbo_head="i8", limbo_tail="i8", tries="i8", hash_tokens="i8", seed="u8", think_s="f8",
+    rule="i8", limbo_head="i8", limbo_tail="i8", strand_head="i8", strand_tail="i8", tries="i8", hash_tokens="i8",
+    seed="u8", think_s="f8",
     in_system="i8", area="f8", since="f8", now="f8", until="f8", heap="i8", steps="i8", prefilled="i8", decoded="i8",
     taken="i8", given="i8", evicted="i8", preempted="i8", recomputed="i8", hits="i8", moved="i8", retries="i8",
     move_base_s="f8", move_each_s="f8", move_busy_s="f8", fail="f8", logged="i8",

@@ -52,8 +52,10 @@ def world(pools: Sequence[Pool], load: Requests, run: Run) -> World:
         return np.zeros((sets, width), kind)
 
     # Every replica may be told to come and go while others' events wait (simulate/autoscale.py).
+    # A transfer that a fault cut short is still in the heap when the prompt's next one is.
+    cut = int((faults["kind"] == state.DOWN).sum()) if len(pools) > 1 else 0
     events = (
-        load.number * (2 if table["front"].any() else 1)
+        load.number * ((2 if table["front"].any() else 1) + cut)
         + 4 * slots
         + 4 * len(faults)
         + slots * len(faults)
@@ -102,7 +104,7 @@ def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
 def _requests(load: Requests, run: Run) -> Array:
     request = np.zeros(load.number, state.REQUEST)
     request["arrival"] = 0.0 if run.users else load.arrival_s
-    for field in ("entered", "start", "prefilled", "reserved", "moved", "first", "end", "last"):
+    for field in ("entered", "start", "prefilled", "reserved", "moved", "first", "end", "last", "due"):
         request[field] = -1.0
     request["input"], request["output"] = load.input_tokens, load.output_tokens
     request["target"] = load.input_tokens
@@ -117,7 +119,7 @@ def _start(load: Requests, run: Run, hash_tokens: int) -> Array:
     g["open"], g["issued"], g["closed"] = open_now, open_now, run.users > 0
     g["router"], g["rule"] = ROUTERS.index(run.router), RECOVERY.index(run.recovery)
     g["max_waiting"], g["think_s"], g["seed"] = run.max_waiting, run.think_s, run.seed
-    g["limbo_head"] = g["limbo_tail"] = -1
+    g["limbo_head"] = g["limbo_tail"] = g["strand_head"] = g["strand_tail"] = -1
     g["until"] = np.inf
     g["hash_tokens"] = max(1, hash_tokens)
     move = run.transfer
