@@ -1,11 +1,14 @@
 """The commands `linkwise diagnose` and `linkwise trace`: their words and options."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from linkwise.diagnose.watch import Change, Watch
 
 Evidence = Annotated[
     list[Path], typer.Argument(help="files and folders of evidence, of any formats", metavar="EVIDENCE...")
@@ -80,7 +83,8 @@ def register(
             bool, typer.Option("--json", help="a line of JSON for each change", rich_help_panel="Output")
         ] = False,
     ) -> int:
-        """Report faults while they happen. Ends with --for or Ctrl-C: 1 when there was one, else 0."""
+        """Report faults while they happen. Ends with --for or Ctrl-C: 1 when there was one, else 0, or 2 where --ras
+        never answered."""
         import signal
 
         from linkwise.core.errors import InputError
@@ -95,22 +99,37 @@ def register(
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
         found = False
         try:
-            while True:
-                began = time.monotonic()
-                for change in watcher.turn():
-                    found = True
-                    _changed(change, json=json)
-                left = min(began + turn_s, end) - time.monotonic()
-                if time.monotonic() >= end:
-                    break
-                time.sleep(max(0.0, left))
+            for change in _changes(watcher, turn_s, end):
+                found = True
+                _changed(change, json=json)
         except KeyboardInterrupt:
             pass  # the usual way to end it
-        return 1 if found else 0
+        return 1 if found else 2 if ras and not watcher.answered else 0
 
     command(diagnose)
     command(trace)
     command(watch)
+
+
+def _changes(watcher: "Watch", turn_s: float, end: float) -> "Iterator[Change]":
+    """What every look sees, until the monotonic time `end`; a RAS service that is silent is told of beside it.
+
+    Raises InputError when that service is all there is to watch and it does not answer at first."""
+    from linkwise import streams
+    from linkwise.core.errors import InputError
+
+    silent = ""
+    while True:
+        began = time.monotonic()
+        yield from watcher.turn()
+        if watcher.silent and watcher.folder is None and not watcher.answered:
+            raise InputError(watcher.silent, where="watch --ras")
+        if watcher.silent != silent:
+            silent = watcher.silent
+            streams.say(f"watch: not heard: {silent}" if silent else f"watch: {watcher.ras} answers")
+        if time.monotonic() >= end:
+            return
+        time.sleep(max(0.0, min(began + turn_s, end) - time.monotonic()))
 
 
 def _changed(change: Any, *, json: bool) -> None:

@@ -49,6 +49,8 @@ class Watch:
         self._known: dict[Any, Finding] = {}
         self._once: set[Any] = set()
         self._asked, self._heard = -RAS_S, Evidence()
+        self.silent = ""  # why the RAS service does not answer now; "" = it does, or was not asked
+        self.answered = False  # whether it ever did
         self.last = Findings()
 
     def turn(self) -> list[Change]:
@@ -122,7 +124,9 @@ class Watch:
             newest = max((fact.unix_ns for fact in self._heard.facts), default=0)
             before = tuple(f for f in self._heard.facts if f.kind == "launched" and f.unix_ns == newest)
             self._heard = Evidence(trace=Trace(ranks=reading.ranks), facts=before + told)
+            self.answered, self.silent = True, ""
         except InputError as error:
+            self.silent = str(error)
             self._heard = Evidence(unusable=(Unusable(self.ras, str(error)),))
         return self._heard
 
