@@ -227,6 +227,21 @@ class TestDevices:
         assert found(devices, xid, ranks=[rank]) == []
         assert found(devices, xid) != []
 
+    @pytest.mark.parametrize("name", ["throttle.hw_thermal", "xid.79"])
+    def test_a_device_that_two_hosts_have_is_of_neither_unless_the_host_is_said(self, name: str) -> None:
+        def record(rank: int, at: str) -> RankTrace:
+            return RankTrace(head=Head(rank=rank, world=2, host=at, device="0000:1d:00.0"), calls=of_events([]))
+
+        told = fact("device", name, labels={"severity": "hardware"}, device="0000:1d:00.0")
+        both = [record(0, "a"), record(1, "b")]
+        finding = one(devices, told, ranks=both)
+        assert (finding.decided, finding.original_fault.ranks) == (False, ())
+        assert "rank 0 on a or rank 1 on b" in finding.summary
+        finding = one(devices, told._replace(host="b"), ranks=both)
+        assert (finding.decided, finding.original_fault.ranks) == (True, (1,))
+        finding = one(devices, told, ranks=both[:1])  # one host in all the evidence
+        assert (finding.decided, finding.original_fault.ranks) == (True, (0,))
+
 
 class TestHost:
     @pytest.mark.parametrize(("throttled", "bad"), [(400, True), (20, False)])

@@ -36,12 +36,17 @@ class Places:
         return self.of_pid(fact.label("pid"), fact.host) or self.of_device(fact.device, fact.host)
 
     def of_pid(self, pid: str, host: str) -> tuple[int, ...]:
-        """Ranks of a process of a host; host "": of any."""
+        """Ranks of a process of a host; host "": of the only one that has such a process."""
         return _found(self._pids, pid, host) if pid and pid != "0" else ()
 
     def of_device(self, device: str, host: str) -> tuple[int, ...]:
-        """Ranks that run on a device of a host; host "": of any."""
+        """Ranks that run on a device of a host; host "": of the only one that has ranks on such a device."""
         return _found(self._devices, _device(device), host) if device else ()
+
+    def perhaps(self, device: str, host: str) -> tuple[tuple[str, int], ...]:
+        """Hosts and ranks of which some run on a device that nothing says the host of: several hosts have one."""
+        rows = self._devices.get(_device(device), ()) if device and not host else ()
+        return tuple(sorted(rows)) if len({at for at, _ in rows} - {""}) > 1 else ()
 
 
 def place_of(case: Case, rank: int, fact: Fact | None = None) -> Fault:
@@ -59,7 +64,11 @@ def _device(name: str) -> str:
 
 
 def _found(rows: dict[str, set[tuple[str, int]]], key: str, host: str) -> tuple[int, ...]:
-    return tuple(sorted({rank for at, rank in rows.get(key, ()) if not at or not host or at == host}))
+    """Hosts number their processes and devices alike: without a host, a number that several have is of none."""
+    found = rows.get(key, set())
+    if not host and len({at for at, _ in found} - {""}) > 1:
+        return ()
+    return tuple(sorted({rank for at, rank in found if not at or not host or at == host}))
 
 
 def _known(case: Case) -> set[int]:

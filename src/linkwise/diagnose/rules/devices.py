@@ -36,7 +36,7 @@ def find(case: Case) -> Iterator[Finding]:
     for (host, device), facts in by_device.items():
         slowed = [fact for fact in facts if fact.name in _SLOWED and not _idle(fact)]
         if hard[host, device]:
-            yield _broken(places, host, device, hard[host, device], facts)
+            yield _broken(case, places, host, device, hard[host, device], facts)
         elif slowed:
             yield _slow(places, host, device, slowed)
     if not any(hard.values()):
@@ -65,8 +65,9 @@ def _idle(fact: Fact) -> bool:
     return fact.label("pstate") in {"P8", "P10", "P12"} or fact.label("utilization") in {"0", "0 %"}
 
 
-def _broken(places: Places, host: str, device: str, hard: list[Fact], all_: list[Fact]) -> Finding:
-    ranks = tuple(sorted({rank for fact in hard for rank in places.of(fact)}))
+def _broken(case: Case, places: Places, host: str, device: str, hard: list[Fact], all_: list[Fact]) -> Finding:
+    known = tuple(sorted({rank for fact in hard for rank in places.of(fact)}))
+    ranks = known or _failed(case, places, host, device)
     nic = all(fact.name.startswith("nic_") for fact in hard)
     shared = all(fact.name.startswith(("mce", "host_memory", "throttle.cpu")) for fact in hard)
     kind: Class = "network_error" if nic else "device_error"
@@ -74,18 +75,43 @@ def _broken(places: Places, host: str, device: str, hard: list[Fact], all_: list
     what = "NIC" if nic else "host" if shared else "device"
     names = ", ".join(dict.fromkeys(_words(fact) for fact in hard[:4]))
     whose = f" ({ranks_text(ranks)})" if ranks else ""
+    either = "" if ranks else _either(places, host, device)
     return Finding(
         class_=kind,
-        summary=f"{what} {device or host or '?'}{f' of {host}' if device and host else ''}{whose}: {names}",
+        summary=f"{what} {device or host or '?'}{f' of {host}' if device and host else ''}{whose}: {names}{either}",
         original_fault=Fault(ranks=ranks, host=host, device="" if nic else device, link=device if nic else ""),
         cause=cause,
         first_reporter="the driver",
-        confidence=0.9 if len(hard) > 1 or ranks else 0.8,
+        confidence=0.5 if either else 0.75 if ranks != known else 0.9 if len(hard) > 1 or ranks else 0.8,
+        decided=not either,
         evidence=lines([*hard, *(fact for fact in all_ if fact not in hard)]),
-        would_decide="" if ranks or nic or shared else "which rank runs on it: nvidia-smi, or NCCL_DEBUG=INFO (busId)",
+        would_decide=_WHICH
+        if either
+        else ""
+        if ranks or nic or shared
+        else "which rank runs on it: nvidia-smi, or NCCL_DEBUG=INFO (busId)",
         next="nvidia-smi -q and dmesg | grep -i xid on its host; drain it and reset the device",
         recovery="retry elsewhere",
     )
+
+
+_WHICH = "which host printed this: its file in a folder named after it, as in node0/, or the device's UUID"
+
+
+def _failed(case: Case, places: Places, host: str, device: str) -> tuple[int, ...]:
+    """The one of those it may run under whose own calls to the device failed, too."""
+    failed = {fact.rank for fact in case.facts("error", "cuda", "gpu_fault")}
+    ranks = {rank for _, rank in places.perhaps(device, host) if rank in failed}
+    return tuple(ranks) if len(ranks) == 1 else ()
+
+
+def _either(places: Places, host: str, device: str) -> str:
+    """Whose device it may be, where hosts have one of that name each and nothing says which of them told; "" else."""
+    rows = places.perhaps(device, host)
+    by_host = {at: [rank for other, rank in rows if other == at] for at, _ in rows}
+    named = [f"{ranks_text(mine)} on {at or '?'}" for at, mine in by_host.items()]
+    words = " or ".join(named[:4]) + (" or others" if len(named) > 4 else "")
+    return f". Of which host is not said: {words}" if rows else ""
 
 
 def _words(fact: Fact) -> str:
@@ -96,15 +122,17 @@ def _words(fact: Fact) -> str:
 
 def _slow(places: Places, host: str, device: str, slowed: list[Fact]) -> Finding:
     ranks = tuple(sorted({rank for fact in slowed for rank in places.of(fact)}))
+    either = "" if ranks else _either(places, host, device)
     return Finding(
         class_="device_error",
         summary=f"device {device or '?'}{f' of {host}' if host else ''}"
-        f"{f' ({ranks_text(ranks)})' if ranks else ''}: {_SLOWED[slowed[0].name]}",
+        f"{f' ({ranks_text(ranks)})' if ranks else ''}: {_SLOWED[slowed[0].name]}{either}",
         original_fault=Fault(ranks=ranks, host=host, device=device),
         cause="device",
-        confidence=0.65,
+        confidence=0.45 if either else 0.65,
+        decided=not either,
         evidence=lines(slowed),
-        would_decide="calls with times: whether its rank is late",
+        would_decide=_WHICH if either else "calls with times: whether its rank is late",
         next="nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE; fans, power supplies and the slot of this device",
         recovery="retry elsewhere",
     )
