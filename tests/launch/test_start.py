@@ -228,8 +228,9 @@ def test_what_belongs_elsewhere_is_not_started(tmp_path: Path) -> None:
 def test_a_group_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
     given = asked("llama-3.3-70b", "vllm", [range(4)], Layout(tp=4), router="linkwise")
     made = faked(deployment(given))
+    said = "echo RuntimeError: no device; echo 500 Internal Server Error; exit 3"
     broken = tuple(
-        msgspec.structs.replace(p, command=("bash", "-c", "echo RuntimeError: no device >&2; exit 3"))
+        msgspec.structs.replace(p, command=("bash", "-c", said))
         if p.role != "router" else p for p in made.processes
     )  # fmt: skip
     ran = Ran(tmp_path / "d", msgspec.structs.replace(made, processes=broken), "--start")

@@ -41,6 +41,16 @@ TINY_MOE: dict[str, Any] = MOE | {
     "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2,
     "vocab_size": 1024, "max_position_embeddings": 2048,
 }  # fmt: skip
+TINY_OF_SIX = TINY | {
+    "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 384,
+    "vocab_size": 1152,
+}  # fmt: skip
+TINY_MLA: dict[str, Any] = MLA | {
+    "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "intermediate_size": 512, "moe_intermediate_size": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 96, "vocab_size": 1024,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
 
 
 def folder(path: Path, config: dict[str, Any]) -> Path:

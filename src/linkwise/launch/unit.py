@@ -8,6 +8,7 @@ names the one at fault: stopped, or gone.
 import contextlib
 import http.client
 import json
+import re
 import subprocess
 import threading
 import time
@@ -26,6 +27,8 @@ LOOK_S = 0.5  # between two looks at the processes
 STOPPED_S = 2.0  # a process that is stopped for so long is at fault; a debugger's stop in passing is not
 GRACE_S = 20.0  # for an orderly end
 _MOST_ANSWER = 1 << 20
+# How Python and the engines say why: "RuntimeError: no device", "Worker proc 0 died unexpectedly (exit code: -4)".
+_REASON = re.compile(r"\b\w*(Error|Exception): \S|died unexpectedly")
 
 Watch = Callable[[State, Fault | None], None]
 
@@ -45,6 +48,7 @@ class EngineUnit:
         self.name, self.door, self.last_s = name, door, 0.0
         self._processes, self._folder, self._model, self._bound_s = tuple(processes), folder, model, bound_s
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._from: dict[str, int] = {}  # where its log begins in this life
         self._state: State = "stopped"
         self._life = 0
         self._lock = threading.Lock()
@@ -100,6 +104,7 @@ class EngineUnit:
         logs = self._folder / "logs"
         logs.mkdir(exist_ok=True)
         with open(logs / f"{process.name}.log", "ab") as log:
+            self._from[process.name] = log.tell()
             script = str(self._folder / "processes" / f"{process.name}.sh")
             return subprocess.Popen(  # noqa: S603 - the folder's own script
                 ["/usr/bin/env", "bash", script],
@@ -181,24 +186,22 @@ class EngineUnit:
             code = process.poll()
             if code is not None:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                return self._fault("dead", f"{name} ended with {how}{self._last_line(name)}")
+                return self._fault("dead", f"{name} ended with {how}{self._reason(name)}")
         return None
 
     def _fault(self, kind: FaultKind, message: str) -> Fault:
         after = time.monotonic() - self.last_s if self.last_s else 0.0
         return Fault((), kind, clipped(printable(message), 400), after)
 
-    def _last_line(self, name: str) -> str:
-        """The last line of a process's log that says something of an error, or the last one."""
+    def _reason(self, name: str) -> str:
+        """The first line of a process's log in this life that gives an error's reason, or its last line."""
         try:
-            text = read_bytes(self._folder / "logs" / f"{name}.log", max_bytes=1 << 30)[-20_000:].decode(
-                errors="replace"
-            )
+            text = read_bytes(self._folder / "logs" / f"{name}.log", max_bytes=1 << 30)
         except InputError:
             return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line or "error:" in line]
-        return f": {(errors or lines)[-1]}" if lines else ""
+        own = text[self._from.get(name, 0) :][-4_000_000:].decode(errors="replace")
+        lines = [line.strip() for line in own.splitlines() if line.strip()]
+        return f": {next((line for line in lines if _REASON.search(line)), lines[-1])}" if lines else ""
 
 
 class _Asked:
