@@ -33,8 +33,6 @@ TOKENS = 8
 KV_BYTES = 2**30  # VLLM_CPU_KVCACHE_SPACE, of each rank
 # Compiling takes minutes on a processor, and the CPU build's pipeline stages have no compiled graphs.
 EAGER = """--compilation-config '{"mode": 2, "backend": "eager"}'"""
-# Blocks of a multiple of 32 tokens choose attention by AMX tiles, which may not have been asked for by then: SIGILL.
-BLOCK = "--block-size 16"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +119,7 @@ def started(
 ) -> Iterator[Started]:
     """A command's layout planned, written, and started; ended whatever happens."""
     found = linkwise.plan(
-        on=on, engine="vllm@0.32", from_command=f"vllm serve {weights} --max-model-len 512 {BLOCK} {words}",
+        on=on, engine="vllm@0.32", from_command=f"vllm serve {weights} --max-model-len 512 {words}",
         isl=16, osl=16, concurrency=1,
     )  # fmt: skip
     assert isinstance(found, Plan)
@@ -208,7 +206,7 @@ def test_prefill_and_decode_over_nixl(tmp_path: Path, dense: Path) -> None:
     found = linkwise.handoff(
         dense, "1x2xh100-sxm", prompt=16, prefill_tp=1, decode_tp=1, engine="vllm@0.32", rate="1/s", osl=16
     )
-    made = launch(found, weights=str(dense), name="it", router="linkwise", engine_args=f"{EAGER} {BLOCK}")
+    made = launch(found, weights=str(dense), name="it", router="linkwise", engine_args=EAGER)
     with serving(made, tmp_path / "d") as it:
         prompt = " ".join(str(5 + n % 900) for n in range(200))
         assert answers(it, prompt)

@@ -29,6 +29,7 @@ GRACE_S = 20.0  # for an orderly end
 _MOST_ANSWER = 1 << 20
 # How Python and the engines say why: "RuntimeError: no device", "Worker proc 0 died unexpectedly (exit code: -4)".
 _REASON = re.compile(r"\b\w*(Error|Exception): \S|died unexpectedly")
+_HARMLESS = re.compile(r"\b(WARNING|INFO|DEBUG)\b")
 
 Watch = Callable[[State, Fault | None], None]
 
@@ -201,7 +202,11 @@ class EngineUnit:
             return ""
         own = text[self._from.get(name, 0) :][-4_000_000:].decode(errors="replace")
         lines = [line.strip() for line in own.splitlines() if line.strip()]
-        return f": {next((line for line in lines if _REASON.search(line)), lines[-1])}" if lines else ""
+        return (
+            f": {next((line for line in lines if _REASON.search(line) and not _HARMLESS.search(line)), lines[-1])}"
+            if lines
+            else ""
+        )
 
 
 class _Asked:
