@@ -50,15 +50,18 @@ def test_lines_keep_their_numbers_over_blocks(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(base, "BLOCK_BYTES", 64)
     rows = [f"{n} {'x' * (n % 90)}{' needle' * (n % 7 == 0)}" for n in range(200)]
     path = tmp_path / "log"
-    for text in ("\n".join(rows), "\n".join(rows) + "\n"):
+    for text in ("\n".join(rows), "\n".join(rows) + "\n", "\n".join(rows) + "\n\n\n"):
         path.write_text(text)
-        assert list(Source(path).lines()) == list(enumerate(rows, 1))
+        source = Source(path)
+        assert source.tail(2) == [(0, rows[-2]), (0, rows[-1])]  # nobody has counted yet
+        assert list(source.lines())[:200] == list(enumerate(rows, 1))
+        assert source.tail(3) == [(198, rows[-3]), (199, rows[-2]), (200, rows[-1])]
         needles = [(n, row) for n, row in enumerate(rows, 1) if "needle" in row]
         assert [one for one in Source(path).sifted(Sieve("needle")) if "needle" in one[1]] == needles
-        assert Source(path).tail(3) == [(-3, rows[-3]), (-2, rows[-2]), (-1, rows[-1])]
     (tmp_path / "log.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
-    assert list(Source(tmp_path / "log.gz").lines()) == list(enumerate(rows, 1))
-    assert Source(tmp_path / "log.gz").tail(1) == [(-1, rows[-1])]
+    packed = Source(tmp_path / "log.gz")
+    assert list(packed.lines()) == list(enumerate(rows, 1))
+    assert packed.tail(1) == [(200, rows[-1])]
 
 
 def test_since_reads_the_beginning_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

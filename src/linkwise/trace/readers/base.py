@@ -60,6 +60,7 @@ class Source:
         self.path, self.where, self.since_s = path, where or str(path), since_s
         self.until_cpu_s = math.inf
         self.notes: tuple[str, ...] = ()
+        self._ends = -1  # ends of lines in it, once it has been read to its end
         with open_regular(path) as (file, self.size):
             self.packed = file.read(2) == b"\x1f\x8b"
         with self.open() as file:
@@ -116,15 +117,18 @@ class Source:
                     yield number + place, _text(line)
 
     def tail(self, most: int) -> list[tuple[int, str]]:
-        """The last lines of it, numbered from the end: -1 is the last. Of a packed file the whole is read."""
+        """The last lines of it, with the numbers that `lines` gives them, or 0 before it has been read to its end. Of a
+        packed file the whole is read."""
         with self.open() as file:
             if not self.packed:
                 file.seek(max(0, self.size - TAIL_BYTES))
             kept = b""
             while data := _read(file, BLOCK_BYTES, self.where):
                 kept = (kept + data)[-TAIL_BYTES:]
-        rows = kept.rstrip(b"\n").split(b"\n")[-most:]
-        return [(place - len(rows), _text(row)) for place, row in enumerate(rows)]
+        text = kept.rstrip(b"\n")
+        rows = text.split(b"\n")[-most:]
+        last = self._ends - (len(kept) - len(text)) + 1 if self._ends >= 0 else 0
+        return [(max(0, last - len(rows) + 1 + place), _text(row)) for place, row in enumerate(rows)]
 
     def _blocks(self, file: BinaryIO, *, late: bool = False) -> Iterator[tuple[int, _Bytes]]:
         """Whole lines, a block at a time, with the number of the first: each block has a line's end on both sides."""
@@ -141,6 +145,7 @@ class Source:
                 number, kept, skip_to = self._skip(file, number, len(kept) - 1, skip_to), b"\n", 0
             data = _read(file, BLOCK_BYTES, where)
             if not data:
+                self._ends = number - 1
                 if len(kept) > 1:
                     yield number, kept + b"\n"
                 return

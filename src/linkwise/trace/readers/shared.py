@@ -57,11 +57,8 @@ class Block(NamedTuple):
         return self.source.sifted(sieve) if self.source else self.lines
 
     def tail(self, most: int) -> list[tuple[int, str]]:
-        """Its last lines, numbered from the end: -1 is the last."""
-        if self.source:
-            return self.source.tail(most)
-        rows = self.text[-most:]
-        return [(place - len(rows), line) for place, (_, line) in enumerate(rows)]
+        """Its last lines; the number 0 is not known."""
+        return self.source.tail(most) if self.source else self.text[-most:]
 
     @property
     def text(self) -> list[tuple[int, str]]:
