@@ -253,3 +253,32 @@ def test_not_recognised(tmp_path: Path) -> None:
 @given(st.one_of(st.binary(max_size=200), mutated(ALL), mutated(DUMP)))
 def test_only_refuses(data: bytes) -> None:
     never_raises(engine_log, data, "exc_rank1.txt")
+
+
+CRASH = (
+    "[2026-05-24 04:51:38 TP0] Decode batch. #running-req: 12, #token: 33000, token usage: 0.20, #queue-req: 0\n"
+    "[2026-05-24 04:51:40 TP2] Scheduler hit an exception: Traceback (most recent call last):\n"
+    '  File "/x/scheduler.py", line 1787, in run_scheduler_process\n'
+    "    scheduler.event_loop_overlap()\n"
+    "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n\n"
+)
+
+
+def test_lines_below_an_announced_exception_are_of_who_announced_it(tmp_path: Path) -> None:
+    # SGLang's logger writes the announcement, the stack and the message at once; only the first line has a front.
+    after = "[2026-05-24 04:51:41] no rank says this\nRuntimeError: CUDA error: out of memory\n"
+    reading = read(tmp_path, engine_log, CRASH + after)
+    fault = one(reading, "error", "cuda_error")
+    assert (fault.rank, fault.source) == (2, f"{fault.source.partition(':')[0]}: line 5")
+    assert fault.unix_ns == 1_779_598_300 * 10**9  # that of the announcement: 24 May 2026 04:51:40
+    assert one(reading, "error", "gpu_out_of_memory").rank == -1
+    device = CRASH.replace("an illegal memory access was", "uncorrectable ECC error")
+    assert one(read(tmp_path, engine_log, device), "device", "ecc.uncorrected").rank == 2
+
+
+def test_an_exception_at_the_end_has_the_number_of_its_line(tmp_path: Path) -> None:
+    text = f'[rank2]: {TRACED}\n[rank2]:   File "/x", line 44, in forward\n[rank2]: RuntimeError: CUDA error: bad\n\n\n'
+    reading = read(tmp_path, engine_log, text)
+    assert {fact.source.partition(": ")[2] for fact in reading.facts} == {"line 3"}
+    assert {fact.name for fact in reading.facts} == {"cuda_error", "exception"}

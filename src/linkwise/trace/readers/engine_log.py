@@ -5,13 +5,14 @@ its log are read as well.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from linkwise.trace.readers import shared
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.elastic import WORDS as ELASTIC
 from linkwise.trace.readers.elastic import Elastic
-from linkwise.trace.readers.engine_ends import Ends, exception
+from linkwise.trace.readers.engine_ends import TRACEBACK, Ends, exception
 from linkwise.trace.readers.engine_figures import MARKS, TRANSFER, figures, mark
 from linkwise.trace.readers.engine_rules import RULES, SIGNALS, Rule
 from linkwise.trace.readers.log_time import Clock
@@ -70,6 +71,8 @@ _STACK = re.compile(
 # Whose figures a line has, as cheaply as can be told: lines of one are thinned before they are taken apart.
 _WHOSE = re.compile(r"pid=\d+|[rR](?:ank|ANK) ?\d+|[A-Z]P\d+|Engine \d+|type=\w+|global_rank = \d+")
 _FRONT_CHARS = 160
+_DATED = re.compile(r"^(?:\[|[IWEF])?\d{2,4}[-/ ]?\d\d|^[A-Z]{4,8} \d\d-\d\d ")  # a line that begins by itself
+_STACK_LINES = 500  # below an announced exception that can be its stack and its message
 TAIL = 400  # last lines of a log, in which an exception that ended a process stands with its stack
 _SIEVE = Sieve(
     *(rule.mark for rule in RULES), *MARKS, *STACKED, *ELASTIC, "rror", "xcep", "CCL_", "UCX_", "GLOO_", "OMP_NUM",
@@ -108,10 +111,12 @@ def facts(block: Block, found: Found) -> None:
     clock, file_place = Clock(block.unix_ns), placed_by_path(block.title)
     stacks, elastic, ends = Stacks(found, file_place), Elastic(found), Ends(found)
     series: dict[tuple[str, ...], Series[str]] = {}
+    below = _Below(file_place, clock)
     for line, raw in block.sifted(_SIEVE):
         if typed(raw):
             continue
         row = _plain(raw)
+        below.look(line, row)
         if kind := mark(row):
             key = (kind, *_whose(row))
             if key in series or len(series) < shared.MAX_SERIES:
@@ -128,7 +133,7 @@ def facts(block: Block, found: Found) -> None:
             continue
         if TRANSFER in row and _figures(line, row, found, clock, file_place, _pool(block.title)):
             continue
-        _said(line, row, found, clock, file_place, ends)
+        _said(line, row, found, below.clock, below.place, ends)
     for one in series.values():
         found.thinned(one.stride)
         for line, row in one.all():
@@ -145,6 +150,27 @@ def facts(block: Block, found: Found) -> None:
 Placed = tuple[int, dict[str, str]]
 
 
+class _Below:
+    """Whose the lines without a front are: those below an announced exception, its stack and message, are of the
+    process that announced it (one write of its logger). Until a line begins with a front or a time of its own."""
+
+    def __init__(self, file_place: Placed, clock: Clock) -> None:
+        self._file, self._clock = file_place, clock
+        self._until, self._unix_ns = 0, 0
+        self.place = file_place
+
+    def look(self, line: int, row: str) -> None:
+        """Each line in turn, before it is asked for."""
+        if TRACEBACK in row and "hit an exception" in row:
+            self.place, self._until, self._unix_ns = _place(row, self._file), line + _STACK_LINES, self._clock(row)
+        elif self._until and (line > self._until or _DATED.match(row) or _FRONT.search(row, 0, _FRONT_CHARS)):
+            self.place, self._until = self._file, 0
+
+    def clock(self, row: str) -> int:
+        """The line's own time, else that of the announcement above it."""
+        return self._clock(row) or (self._unix_ns if self._until else 0)
+
+
 def _figures(line: int, row: str, found: Found, clock: Clock, file_place: Placed, pool: dict[str, str]) -> bool:
     """The gauges of a line; whether it has any."""
     gauges = figures(row)
@@ -157,7 +183,7 @@ def _figures(line: int, row: str, found: Found, clock: Clock, file_place: Placed
     return bool(gauges)
 
 
-def _said(line: int, row: str, found: Found, clock: Clock, file_place: Placed, ends: Ends) -> None:
+def _said(line: int, row: str, found: Found, clock: Callable[[str], int], file_place: Placed, ends: Ends) -> None:
     """What a line says that is no figure: an event, a setting, an exception."""
     event = next(((rule, said) for rule in RULES if rule.mark in row and (said := rule.pattern.search(row))), None)
     bound = None if event else _BOUND.search(row) if "bind=" in row else None
