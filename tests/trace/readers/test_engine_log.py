@@ -179,6 +179,14 @@ def test_tensorrt_steps(tmp_path: Path) -> None:
             "[2026-05-24 22:08:42] Child process unexpectedly failed with exitcode=256. pid=2969",
             "exit", "died", 1, -1, {},
         ),
+        (
+            "[2025-01-29 08:53:02] Child process unexpectedly failed with an exit code 9. pid=3301",
+            "exit", "died", -9, -1, {"pid": "3301"},
+        ),
+        (
+            "[2026-05-24 04:51:41] SIGQUIT received. signum=None, frame=None. It usually means one child failed.",
+            "error", "engine_dead", 0, -1, {},
+        ),
         ("srun: error: node7: task 3: Segmentation fault (core dumped)", "exit", "died", -11, 3, {"node": "node7"}),
         ("srun: error: node7: task 3: Exited with exit code 137", "exit", "died", 137, 3, {}),
         (
@@ -278,7 +286,9 @@ def test_lines_below_an_announced_exception_are_of_who_announced_it(tmp_path: Pa
 
 
 def test_an_exception_at_the_end_has_the_number_of_its_line(tmp_path: Path) -> None:
-    text = f'[rank2]: {TRACED}\n[rank2]:   File "/x", line 44, in forward\n[rank2]: RuntimeError: CUDA error: bad\n\n\n'
-    reading = read(tmp_path, engine_log, text)
+    text = (
+        "[rank2]: Traceback (most recent call last):\n[rank2]:   in forward\n[rank2]: RuntimeError: CUDA error: bad\n"
+    )
+    reading = read(tmp_path, engine_log, text + "\n\n")
     assert {fact.source.partition(": ")[2] for fact in reading.facts} == {"line 3"}
     assert {fact.name for fact in reading.facts} == {"cuda_error", "exception"}

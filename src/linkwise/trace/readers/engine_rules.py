@@ -130,8 +130,10 @@ RULES = (
     # SGLang srt/entrypoints/engine.py. What waitpid gives is a status: a signal's number is not negative there.
     _ended("scheduler ", r"Rank (?P<rank>\d{1,6}) scheduler (?:is dead|died)"),
     _ended(
-        "exitcode=", r"Child process unexpectedly failed with exitcode=(?P<status>-?\d{1,6})\. pid=(?P<pid>\d{1,10})"
+        "unexpectedly failed",
+        r"Child process unexpectedly failed with (?:exitcode=|an exit code )(?P<status>-?\d{1,6})\. pid=(?P<pid>\d{1,10})",
     ),
+    _error("one child failed", r"SIGQUIT received\. .{0,200}It usually means one child failed", "engine_dead"),
     # Slurm srun, Open MPI, torch elastic; UCX ucs/debug/debug.c.
     _ended("srun: ", rf"{_TASK}(?P<signal>Killed|Segmentation fault|Aborted|Terminated)"),
     _rule("srun: ", rf"{_TASK}(?P<signal>Out Of Memory)", "exit", "oom"),
