@@ -146,6 +146,17 @@ class TestSeveral:
         assert one.first_reporter == "rank 5"
         assert one.cause == "software"
 
+    def test_a_worker_whose_engine_fails_afterwards_is_named(self, tmp_path: Path) -> None:
+        """vLLM: a worker runs out of memory, its engine's core repeats that and ends."""
+        worker = vllm("Worker_TP2", "30:00", OOM)
+        core = vllm("EngineCore_DP0", "30:01", "EngineCore encountered a fatal error.")
+        core += vllm("EngineCore_DP0", "30:01", "RuntimeError: Worker failed with error 'CUDA out of memory. Tried to'")
+        one = only(tmp_path, server__log=worker + core)
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (2,))
+        assert one.cause == "configuration"
+        before = core.replace("30:01", "29:58")  # the core failed first: the worker need not be why
+        assert not only(tmp_path, server__log=before + worker).decided
+
     def test_a_worker_that_died_without_a_word_is_named(self, tmp_path: Path) -> None:
         text = vllm("EngineCore_DP0", "30:05", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.")
         text += vllm("EngineCore_DP0", "30:06", "EngineCore encountered a fatal error.")

@@ -68,6 +68,17 @@ def consequences(case: Case) -> list[Fact]:
     return [*told, *ends]
 
 
+def of_fronts(case: Case, story: Story) -> list[Fact]:
+    """What processes without a rank (an engine's core, its front) say of errors no earlier than a rank told its own:
+    they fail with the worker that they lost, and often repeat its words."""
+    places = Places(case)
+    told = [
+        fact for fact in case.facts("error") if fact.label("process") and (_kind(fact) or fact.name in CONSEQUENCES)
+    ]
+    late = [fact for fact in told if not fact.unix_ns or not story.unix_ns or fact.unix_ns >= story.unix_ns]
+    return [fact for fact in late if not places.of(fact)]
+
+
 def terminated(case: Case) -> set[int]:
     """Ranks that say somebody asked them to end: that their engine misses them then is no fault of theirs."""
     return {fact.rank for fact in case.facts("notice", "terminated") if fact.rank >= 0}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import lines, place_of
-from linkwise.diagnose.reports import Story, consequences, of_others, own
+from linkwise.diagnose.reports import Story, consequences, of_fronts, of_others, own
 from linkwise.diagnose.rules import absent, devices, handoff, hang, host, mismatch, monitors, network, stacks
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
@@ -46,6 +46,7 @@ def _told(case: Case, stories: list[Story], others: list[Fact], left: list[Fact]
         return _undecided(direct, first, others)
     rank = alone.ranks[0]
     witnesses = [fact for fact in (*others, *left) if fact.rank != rank or fact.kind == "exit" or fact.name == "exited"]
+    witnesses += of_fronts(case, alone)
     # Nobody may have complained of somebody else before.
     before = [fact for fact in others if 0 < fact.unix_ns < alone.unix_ns and fact.rank != rank]
     if not alone.direct or not witnesses or before:

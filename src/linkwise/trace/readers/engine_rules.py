@@ -131,7 +131,8 @@ RULES = (
     _ended("scheduler ", r"Rank (?P<rank>\d{1,6}) scheduler (?:is dead|died)"),
     _ended(
         "unexpectedly failed",
-        r"Child process unexpectedly failed with (?:exitcode=|an exit code )(?P<status>-?\d{1,6})\. pid=(?P<pid>\d{1,10})",
+        r"Child process unexpectedly failed with (?:exitcode=|an exit code )(?P<status>-?\d{1,6})\. "
+        r"pid=(?P<pid>\d{1,10})",
     ),
     _error("one child failed", r"SIGQUIT received\. .{0,200}It usually means one child failed", "engine_dead"),
     # Slurm srun, Open MPI, torch elastic; UCX ucs/debug/debug.c.
