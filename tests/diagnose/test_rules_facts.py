@@ -167,6 +167,13 @@ class TestWatchdogs:
         finding = one(watchdogs, *self.dogs([(12, 9), (12, 9), (9, 9), (12, 9)]))
         assert (finding.class_, finding.original_fault.ranks) == ("stopped_rank", (2,))
 
+    def test_host_or_device_behind(self) -> None:
+        # Rank 3 enqueued 10, which the others completed and it did not, and nothing after it.
+        finding = one(watchdogs, *self.dogs([(12, 10), (12, 10), (12, 10), (10, 9)]))
+        assert (finding.original_fault.ranks, finding.cause, finding.decided) == ((3,), "", True)
+        assert "its device does not end that call, or its host makes no more" in finding.summary
+        assert one(watchdogs, *self.dogs([(12, 10), (12, 10), (12, 10), (9, 9)])).cause == "host"
+
     def test_nobody_behind(self) -> None:
         finding = one(watchdogs, *self.dogs([(12, 9), (11, 9), (12, 9), (12, 9)]))
         assert (finding.class_, finding.decided, finding.original_fault.ranks) == ("hang", False, ())

@@ -37,32 +37,40 @@ def _enqueued(case: Case) -> Iterator[Finding]:
             yield _everywhere(case, group, pending, marks)
 
 
-def _odd_marks(marks: dict[int, tuple[int, int]]) -> tuple[int, bool] | None:
+def _odd_marks(marks: dict[int, tuple[int, int]]) -> tuple[int, Cause] | None:
     """The one rank, of three or more, that completed less than all others, or enqueued less than they completed next;
-    and whether it is its device: it enqueued what they did."""
+    and whether it is its device, which has calls left that the others completed and more behind them; or its host,
+    which enqueued nothing that is left; "" = either: the last call it enqueued is left, and nothing came after it."""
     if len(marks) < 3:
         return None
     low = sorted(marks, key=lambda rank: marks[rank][1])
     if marks[low[0]][1] < marks[low[1]][1] and len({marks[rank][1] for rank in low[1:]}) == 1:
-        return low[0], marks[low[0]][0] > marks[low[1]][1]
+        return low[0], "device" if marks[low[0]][0] > marks[low[1]][1] else _host(marks[low[0]])
     last, next_ = sorted(marks, key=lambda rank: marks[rank][0])[:2]
-    return (last, False) if marks[last][0] <= marks[next_][1] and marks[last][0] < marks[next_][0] else None
+    behind = marks[last][0] <= marks[next_][1] and marks[last][0] < marks[next_][0]
+    return (last, _host(marks[last])) if behind else None
+
+
+def _host(mark: tuple[int, int]) -> Cause:
+    return "host" if mark[0] == mark[1] else ""
 
 
 def _odd_watchdog(
-    case: Case, group: str, odd: tuple[int, bool], marks: dict[int, tuple[int, int]], facts: dict[int, Fact]
+    case: Case, group: str, odd: tuple[int, Cause], marks: dict[int, tuple[int, int]], facts: dict[int, Fact]
 ) -> Finding:
-    rank, device = odd
-    cause: Cause = "device" if device else "host"
+    rank, cause = odd
+    device = cause == "device"
+    words = {"device": "its device does not go on", "host": "it does not go on"}
     return Finding(
         class_="device_error" if device else "stopped_rank",
         summary=f"rank {rank} completed call {marks[rank][1]} and enqueued {marks[rank][0]} of group {group or '?'},"
-        f" behind all others: {'its device does' if device else 'it does'} not go on",
+        f" behind all others: {words.get(cause, 'its device does not end that call, or its host makes no more')}",
         original_fault=place_of(case, rank, facts[rank]),
         cause=cause,
         first_reporter=first(list(facts.values())),
         confidence=0.75,
         evidence=lines([facts[rank], *(fact for other, fact in facts.items() if other != rank)]),
+        would_decide="" if cause else f"host or device: py-spy dump of rank {rank}; Xids of its device",
         next=f"nvidia-smi -q and dmesg on the host of rank {rank}" if device else f"py-spy dump of rank {rank}",
         recovery="restart group",
     )
