@@ -24,8 +24,8 @@ def work(**changes: object) -> Work:
     made = Work(
         kind="decode", blocks={"mlp": Block(3e9, {"bf16": 2e12}, {})}, hbm_Bps=1e12,
         peaks={"bf16": 100e12, "unpacked": 100e12, "attention": 100e12}, kv_bytes=1e9, attention_flops=0.1e12,
-        layers={"all": 10, "moe": 4, "mla": 0, "linear": 0, "qk-norm": 2, "shared": 0, "block-fp8": 0, "unpacked": 0}, calls=20,
-        comm_s=1e-3, prompt_tokens=0, prompts=0,
+        layers={"all": 10, "moe": 4, "shared": 3, "mla": 0, "linear": 0, "qk-norm": 2, "block-fp8": 0, "unpacked": 0},
+        calls=20, comm_s=1e-3, prompt_tokens=0, prompts=0,
     )  # fmt: skip
     return made._replace(**changes)
 
@@ -49,11 +49,11 @@ def test_a_cache_is_read_and_attended_to_one_after_the_other_where_the_constants
 
 def test_layers_calls_and_the_engine_add_their_constants():
     c = StepConstants(
-        step_us=300, layer_us=50, moe_layer_us=20, qk_norm_layer_us=5, mla_layer_us=1000, collective_us=2,
-        collective_share=0.5,
+        step_us=300, layer_us=50, moe_layer_us=20, shared_layer_us=10, qk_norm_layer_us=5, mla_layer_us=1000,
+        collective_us=2, collective_share=0.5,
     )  # fmt: skip
     found = seconds(work(), c)
-    assert found.parts["kernels"] == pytest.approx((10 * 50 + 4 * 20 + 2 * 5) * 1e-6)
+    assert found.parts["kernels"] == pytest.approx((10 * 50 + 4 * 20 + 3 * 10 + 2 * 5) * 1e-6)
     assert found.comm == pytest.approx(0.5e-3 + 20 * 2e-6)
     assert found.engine == pytest.approx(300e-6)
 
