@@ -1,6 +1,7 @@
 """Rules about the network: errors, growth of counters, transports, groups of one shape. Healthy look-alikes beside."""
 
 import pytest
+from msgspec.structs import replace
 from tests.diagnose.made_facts import SECOND, fact, found, hanging, one
 
 from linkwise.diagnose.rules import links, network
@@ -123,4 +124,24 @@ class TestLinks:
         assert found(links, ranks=self.groups(times)) == []
 
     def test_groups_on_one_host_and_on_two_are_not_alike(self) -> None:
-        assert found(links, ranks=self.groups([[439] * 5] * 2 + [[277] * 5] * 6, hosts=("", ""))) == []
+        ranks = self.groups([[439] * 5] * 2 + [[277] * 5] * 6)
+        moved = [replace(rank, head=replace(rank.head, host="a")) if rank.head.rank >= 4 else rank for rank in ranks]
+        assert found(links, ranks=moved) == []
+
+    def test_without_hosts_groups_of_one_shape_are_alike(self) -> None:
+        finding = one(links, ranks=self.groups([[439] * 5] * 2 + [[277] * 5] * 6, hosts=("", "")))
+        assert not finding.decided
+        assert "Hosts are not known" in finding.summary
+
+    def test_a_link_that_becomes_slow_on_the_way(self) -> None:
+        # Twelve calls as fast as the others', then twelve that take ten times as long: the median is in between.
+        finding = one(links, ranks=self.groups([[4.0] * 12 + [40.0] * 12] + [[4.0] * 24] * 3))
+        assert "1 of 4 groups" in finding.summary
+        assert "10 times as long" in finding.summary
+        assert "last 50 % of their calls" in finding.summary
+        spell = [4.0] * 18 + [7.0] * 6  # the host was busy at the end
+        assert found(links, ranks=self.groups([spell] + [[4.0] * 24] * 3)) == []
+
+    def test_slow_beside_calls_that_take_no_time(self) -> None:
+        assert "60 times" in one(links, ranks=self.groups([[30.0] * 6] + [[0.5] * 6] * 3)).summary
+        assert found(links, ranks=self.groups([[1.5] * 6] + [[0.5] * 6] * 3)) == []
