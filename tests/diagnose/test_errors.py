@@ -179,6 +179,13 @@ class TestSeveral:
         assert "ranks 0 to 3" in one.summary
         assert "rather than one rank" in one.summary
 
+    @pytest.mark.parametrize("front", ["", "2025-11-29T10:00:00Z "])
+    def test_so_is_it_without_stacks(self, tmp_path: Path, front: str) -> None:
+        text = "".join(f"{front}[rank{rank}]: RuntimeError: Expected all tensors on one device\n" for rank in range(4))
+        one = only(tmp_path, server__log=text)
+        assert (one.decided, one.original_fault.ranks) == (False, ())
+        assert "ranks 0 to 3: RuntimeError ended it, on each of them" in one.summary
+
     def test_two_different_errors_are_undecided_and_the_first_is_named(self, tmp_path: Path) -> None:
         text = vllm("Worker_TP1", "30:09", OOM) + vllm("Worker_TP0", "30:04", ILLEGAL)
         one = only(tmp_path, server__log=text)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from linkwise.trace.readers import shared
-from linkwise.trace.readers.engine_rules import ENDED, MESSAGE_OF_OTHERS, OF_OTHERS
+from linkwise.trace.readers.engine_rules import ENDED, MESSAGE_OF_OTHERS, OF_OTHERS, RULES
 from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.shared import Found
 
@@ -21,6 +21,8 @@ Placed = tuple[int, dict[str, str]]
 
 _TYPE = r"(?P<type>[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)|\w[\w.]{0,100}\.[A-Z]\w{0,60}(?:Error|Exception))"
 _EXCEPTION = re.compile(rf"(?:^|[\])>:] |\] +){_TYPE}(?:[:(]|$)")
+# torch distributed_c10d.py puts this before what its hook for uncaught exceptions prints, and nothing else does.
+_HOOKED = re.compile(rf"^(?:\d{{4}}-\d\d-\d\dT[\d:.]{{8,18}}Z? )?\[rank\d{{1,6}}\]: {_TYPE}: ")
 TRACEBACK = "Traceback (most recent call last)"
 # What a process still writes after its last exception: the interpreter, torch and the launchers tidying up.
 _TIDYING = re.compile(
@@ -35,6 +37,12 @@ def exception(row: str) -> str:
     """The type of the exception that a line is of; "" for other lines."""
     match = _EXCEPTION.search(row) if "rror" in row or "xception" in row else None
     return match["type"] if match else ""
+
+
+def _hooked(row: str) -> bool:
+    """Whether a line without a stack is an uncaught exception's, of which no rule tells already."""
+    hooked = _HOOKED.search(row) is not None
+    return hooked and not any(rule.mark in row and rule.pattern.search(row) for rule in RULES)
 
 
 class _Told(NamedTuple):
@@ -88,7 +96,7 @@ class Ends:
             if TRACEBACK in row:
                 traced.add(who)
                 ends.pop(who, None)
-            elif kind and who in traced:
+            elif kind and (who in traced or _hooked(row)):
                 ends[who] = (0, _Told(kind, row, {"line": line, "rank": rank, "unix_ns": clock(row)}, labels, "last"))
             elif who in ends and not _TIDYING.search(row):
                 after, told = ends.pop(who)

@@ -34,7 +34,8 @@ _STRIP = re.compile(r"^(?:\d{4}-\d\d-\d\dT[\d:.]{8,18}Z ?)?(?:\([A-Za-z][^()]{1,
 _MARK = re.compile(
     r"^\((?:\w{1,60}) (?:\w{1,8} )?(?:rank=\d+ )?pid=\d+\) |^(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d |"
     r"\[TRT-LLM\]|\[TensorRT-LLM\]|^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z_]{2,8}\d+)*\] |#running-req: |"
-    r"\bNIXL \w+ |gloo/transport|^srun: |cpu[-_]bind=|^\[rank\d+\]: |torch[./]distributed[./]elastic|"
+    r"\bNIXL \w+ |gloo/transport|^srun: |cpu[-_]bind=|^(?:\d{4}-\d\d-\d\dT[\d:.]{8,18}Z? )?\[rank\d+\]: |"
+    r"torch[./]distributed[./]elastic|"
     r"^Traceback \(most recent call last\)|^(?:\w+\.)*OutOfMemoryError: "
 )
 _SETTING = re.compile(
