@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.diagnose.made import Step, run
 from tests.trace.test_gather import call, head, record
@@ -13,6 +14,7 @@ from linkwise.cli import main
 from linkwise.diagnose.diagnose import diagnose, since
 from linkwise.report.diagnose import screen
 from linkwise.report.text import wrapped
+from linkwise.trace.gather import Used
 
 
 def late_folder(folder: Path, *, late: int = 1, late_ms: int = 8) -> Path:
@@ -116,3 +118,11 @@ def test_names_from_files_cannot_write_to_the_terminal(tmp_path: Path, capsys) -
     (tmp_path / "x\x1b[31m").write_bytes(b"\x00" * 9)
     main(["diagnose", str(tmp_path), "--all"])
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_note_that_holds_for_many_files_is_one_line(tmp_path: Path) -> None:
+    found = msgspec.structs.replace(
+        run({"tp": (0, 1)}, [Step("tp", {0: 1, 1: 1})]),
+        used=tuple(Used(f"rank_{rank}", "dump", ("no world", f"{rank} calls")) for rank in range(2)),
+    )
+    assert diagnose(found).notes == ("rank_0 and 1 more: no world", "rank_0: 0 calls", "rank_1: 1 calls")

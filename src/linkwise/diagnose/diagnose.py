@@ -34,7 +34,18 @@ def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str
         used=tuple(f"{one.path}: {one.format}" for one in evidence.used),
         unusable=tuple(Bad(path=one.path, reason=one.reason) for one in evidence.unusable),
         clocks=_clocks(case),
-        notes=tuple(dict.fromkeys(f"{one.path}: {note}" for one in evidence.used for note in one.notes))[:64],
+        notes=_notes(evidence)[:64],
+    )
+
+
+def _notes(evidence: Evidence) -> tuple[str, ...]:
+    """Each note once, with the first file it holds for and how many more."""
+    paths: dict[str, list[str]] = {}
+    for one in evidence.used:
+        for note in dict.fromkeys(one.notes):
+            paths.setdefault(note, []).append(one.path)
+    return tuple(
+        f"{mine[0]}{f' and {len(mine) - 1} more' if len(mine) > 1 else ''}: {note}" for note, mine in paths.items()
     )
 
 
