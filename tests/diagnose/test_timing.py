@@ -79,3 +79,49 @@ def test_the_victim_of_a_late_rank_is_not_named():
     steps = [Step("b", {1: 0.5, 2: 9}), Step("a", {0: 0.5, 1: 0.5})] * 40
     found = diagnose(run(groups, steps))
     assert [one.original_fault.ranks for one in found.findings] == [(2,)]
+
+
+def test_a_few_long_pauses_that_fall_on_equal_ranks_name_nobody():
+    # Eight equal ranks, eighty calls, twelve pauses of 20 ms that fall where chance has it: four of them on rank 3.
+    on = {5: 3, 11: 0, 17: 6, 23: 3, 29: 1, 36: 3, 42: 7, 48: 5, 55: 3, 61: 2, 67: 0, 73: 4}
+    ranks = tuple(range(8))
+    steps = [Step("tp", {rank: 1 + (20 if on.get(turn) == rank else 0) for rank in ranks}) for turn in range(80)]
+    assert not [one for one in diagnose(run({"tp": ranks}, steps)).findings if one.original_fault.ranks]
+    # All twelve on one rank is no chance: 8 x 8^-12.
+    steps = [Step("tp", {rank: 1 + (20 if turn in on and rank == 3 else 0) for rank in ranks}) for turn in range(80)]
+    assert [one.original_fault.ranks for one in diagnose(run({"tp": ranks}, steps)).findings] == [(3,)]
+
+
+def test_waiting_is_summed_over_all_who_wait_and_a_share_of_the_record_is_below_all_of_it():
+    # Rank 0 of two groups comes 9 ms after the others: 27 ms of waiting in "a" a round, summed, and in "b" for as long
+    # as "a" kept it.
+    groups = {"a": (0, 1, 2, 3), "b": (0, 4, 5, 6)}
+    steps = [Step("a", {0: 10, 1: 1, 2: 1, 3: 1}), Step("b", {0: 1, 4: 1, 5: 1, 6: 1})] * 20
+    case = Case(run(groups, steps))
+    t = case.timing
+    assert t.held_ns[0] == pytest.approx(20 * 10 * MS, rel=0.1)  # 9 ms before "a", 1 ms before "b"
+    assert t.held_ns[0] < t.elapsed_ns
+    rows = diagnose(run(groups, steps)).ranks
+    moved = 0.001 * 3 * 20  # of "b" waiting while "a" moves
+    assert sum(row.late_s for row in rows) == pytest.approx(sum(row.waited_s for row in rows) - moved, rel=0.05)
+
+
+def test_one_long_stop_is_of_the_rank_it_was_followed_to_and_of_the_time_of_its_clocks():
+    # Rank 1 stands still for 5 s before "b"; rank 0, which waits for it there, is the last to "a".
+    groups = {"b": (0, 1), "a": (0, 2, 3)}
+    usual = [Step("b", {0: 1, 1: 1}), Step("a", {0: 1, 2: 1, 3: 1})]
+    steps = [*usual * 10, Step("b", {0: 1, 1: 5000}), usual[1], *usual * 10]
+    found = diagnose(run(groups, steps)).findings
+    assert [(one.class_, one.original_fault.ranks) for one in found] == [("stopped_rank", (1,))]
+    # Another host's clock is ahead by an hour, and nothing binds it: 5 s are most of either host's record.
+    apart = run({"a": (0, 1), "c": (2, 3)}, _stop_of_two(), hosts={0: "x", 1: "x", 2: "y", 3: "y"}, ahead_ms=_HOUR)
+    found = diagnose(apart).findings
+    assert [(one.class_, one.original_fault.ranks) for one in found] == [("stopped_rank", (1,))]
+
+
+_HOUR = {2: 3.6e6, 3: 3.6e6}
+
+
+def _stop_of_two():
+    usual = [Step("a", {0: 1, 1: 1}), Step("c", {2: 1, 3: 1})]
+    return [*usual * 10, Step("a", {0: 1, 1: 5000}), *usual * 10]

@@ -35,14 +35,26 @@ class Line(NamedTuple):
     lead: Ints
 
 
+class Origins(NamedTuple):
+    """Stretches of ranks' own time that others waited because of. who: record; at_ns: its end; held_ns: the longest
+    wait in one call that began there: one stretch may hold up several groups, at the same time."""
+
+    who: Ints
+    at_ns: Ints
+    held_ns: Floats
+
+
 class Timing(NamedTuple):
     """Times of a trace. Per row of `Joined.rows`: arrive, leave (0 = not known), gap (-1 = not known). Per call: last
     arrival, its record (-1 = not known), the wait that is charged (from when half the members were there), moved (-1 =
     not known), apart: whether its members' times cannot be compared.
 
-    own_ns, calls: by record, waiting of others that its own time caused, and in how many calls; moved_ns: by group,
-    waiting that its moving caused; elapsed_ns: of the whole trace, or of its steps where it has some: what was idle
-    in between is nobody's; unfollowed_ns: waits nobody could be found for.
+    own_ns, own_calls: by record, waiting of others that its own time caused, summed over all who waited from when half
+    of a call's members were there, and in how many calls; held_ns: by record, how long it held others up, however many
+    of them: never more than its own time; origins: the same by stretch of own time. moved_ns: by group, waiting that
+    its moving caused, in ns of its calls; elapsed_ns: of the whole trace (clocks that cannot be compared: of the
+    longest), or of its steps where it has some: what was idle in between is nobody's; unfollowed_ns: waits nobody could
+    be found for.
     """
 
     arrive: Ints
@@ -55,6 +67,8 @@ class Timing(NamedTuple):
     apart: npt.NDArray[np.bool_]
     own_ns: Floats
     own_calls: Ints
+    held_ns: Floats
+    origins: Origins
     moved_ns: Floats
     elapsed_ns: int
     unfollowed_ns: float
@@ -93,16 +107,27 @@ def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
     soonest = np.where(taken > 0, taken, soonest)
     moved = np.where(whole & np.logical_and.reduceat(known, first), soonest - last, -1)
     moved = np.where(moved < 0, -1, moved)
-    times = arrive[arrive > 0]
-    elapsed = _busy(joined.ranks) or int(max(times.max(), leave.max()) - times.min())
+    elapsed = _busy(joined.ranks) or _longest(arrive, leave, on)
     lines = _lines(joined, arrive, leave, last, lead, call, whole)
     _add_leaving(joined, lines)
     wait = _charged(joined, wait)
-    waits = _Waits(wait, last, lead, gap[final], gap[middle])
-    own, count, through, lost = _follow(joined, lines, waits)
+    waiting = np.add.reduceat(np.minimum(np.maximum(last[call] - arrive, 0), wait[call]), first)
+    followed = _follow(joined, lines, _Waits(wait, last, lead, gap[final], gap[middle], waiting))
     return Timing(
-        arrive, leave, gap, last, lead, wait, moved, apart, own, count, through, max(1, elapsed), lost
+        arrive, leave, gap, last, lead, wait, moved, apart, followed.own, followed.calls, followed.held,
+        followed.origins, followed.moved, max(1, elapsed), followed.lost,
     )  # fmt: skip
+
+
+def _longest(arrive: Ints, leave: Ints, island: Ints) -> int:
+    """From the first arrival to the end, of the clocks that can be compared with the longest."""
+    known = arrive > 0
+    spans = [
+        int(max(arrive[here].max(), leave[here].max()) - arrive[here].min())
+        for one in np.unique(island[known]).tolist()
+        for here in [known & (island == one)]
+    ]
+    return max(spans)
 
 
 def _whole(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_]:
@@ -227,13 +252,25 @@ def _lines(
 
 class _Waits(NamedTuple):
     """By call: the wait, the last arrival and its record, and own time before the call (-1 = not known) of the last
-    one and of the one it is held against."""
+    one and of the one it is held against; waiting: the wait summed over those who were there."""
 
     wait: Ints
     last: Ints
     lead: Ints
     gap: Ints
     usual: Ints
+    waiting: Ints
+
+
+class _Followed(NamedTuple):
+    """Waits by where they began, as in `Timing`."""
+
+    own: Floats
+    calls: Ints
+    held: Floats
+    origins: Origins
+    moved: Floats
+    lost: float
 
 
 def _stretch(waits: _Waits, number: int) -> tuple[int, int, int]:
@@ -251,20 +288,22 @@ def _stretch(waits: _Waits, number: int) -> tuple[int, int, int]:
     return longer, last - gap - (wait - longer), last - gap
 
 
-def _follow(joined: Joined, lines: dict[int, Line], waits: _Waits) -> tuple[Floats, Ints, Floats, float]:
+def _follow(joined: Joined, lines: dict[int, Line], waits: _Waits) -> _Followed:
     """Every wait charged to records' own time and to groups' moving."""
     wait, lead = waits.wait, waits.lead
     own = np.zeros(len(joined.ranks))
     count = np.zeros(len(joined.ranks), np.int64)
     moved = np.zeros(max(1, len(joined.groups)))
+    origins: dict[tuple[int, int], float] = {}  # by record and the row of its line that the own time lies before
     lost = 0.0
     group = joined.rows.group[joined.first[:-1]]
     for number in np.argsort(wait, kind="stable")[::-1][:MOST_FOLLOWED].tolist():
         if wait[number] <= 0:
             break
         longer, begin, end = _stretch(waits, number)
-        charged: dict[int, float] = {int(lead[number]): float(longer)}
-        todo = [(int(lead[number]), begin, end, 0)] if begin < end else []
+        first = int(lead[number])
+        charged: dict[tuple[int, int], float] = {(first, _before(lines, first, int(waits.last[number]))): float(longer)}
+        todo = [(first, begin, end, 0)] if begin < end else []
         while todo:
             who, begin, end, hops = todo.pop()
             line = lines.get(who)
@@ -272,32 +311,49 @@ def _follow(joined: Joined, lines: dict[int, Line], waits: _Waits) -> tuple[Floa
                 lost += end - begin
                 continue
             for kind, start, stop, where in _apart(line, begin, end):
-                if kind == "own":
-                    charged[who] = charged.get(who, 0.0) + (stop - start)
-                elif kind == "moved":
+                if kind == "moved":
                     moved[group[line.call[where]]] += stop - start
-                elif int(line.lead[where]) == who:
-                    charged[who] = charged.get(who, 0.0) + (stop - start)
+                elif kind == "own" or int(line.lead[where]) == who:
+                    charged[who, where] = charged.get((who, where), 0.0) + (stop - start)
                 else:
                     todo.append((int(line.lead[where]), start, stop, hops + 1))
-        for who, time in charged.items():
-            own[who] += time
+        by_record: dict[int, float] = {}
+        for (who, where), time in charged.items():
+            origins[who, where] = max(origins.get((who, where), 0.0), time)
+            by_record[who] = by_record.get(who, 0.0) + time
+        for who, time in by_record.items():
+            own[who] += time * (int(waits.waiting[number]) / int(wait[number]))
             count[who] += time >= wait[number] / 2
-    return own, count, moved, lost
+    found = _origins(lines, origins)
+    held = np.bincount(found.who, weights=found.held_ns, minlength=len(joined.ranks)).astype(np.float64)
+    return _Followed(own, count, held, found, moved, lost)
+
+
+def _before(lines: dict[int, Line], who: int, moment: int) -> int:
+    """The row of a record's line that it arrives in at a moment."""
+    return int(np.searchsorted(lines[who].arrive, moment, side="left")) if who in lines else 0
+
+
+def _origins(lines: dict[int, Line], found: dict[tuple[int, int], float]) -> Origins:
+    kept = sorted(key for key, time in found.items() if time > 0)
+    ends = [int(lines[who].arrive[min(row, len(lines[who].arrive) - 1)]) if who in lines else 0 for who, row in kept]
+    held = np.asarray([found[key] for key in kept])
+    return Origins(np.asarray([who for who, _ in kept], np.int64), np.asarray(ends, np.int64), held)
 
 
 def _apart(line: Line, begin: int, end: int) -> list[tuple[str, int, int, int]]:
-    """A stretch of a rank's line in pieces: own, wait, moved; from its end backwards. where: row of the line."""
+    """A stretch of a rank's line in pieces: own, wait, moved; from its end backwards. where: row of the line; for own
+    time the row it lies before."""
     pieces: list[tuple[str, int, int, int]] = []
     row = int(np.searchsorted(line.arrive, end, side="left")) - 1
     here = end
     while here > begin:
         if row < 0:
-            pieces.append(("own", begin, here, -1))
+            pieces.append(("own", begin, here, 0))
             break
         arrive, last, leave = int(line.arrive[row]), int(line.last[row]), int(line.leave[row])
         if leave < here:
-            pieces.append(("own", max(begin, leave), here, -1))
+            pieces.append(("own", max(begin, leave), here, row + 1))
             here = max(begin, leave)
         if here > begin and arrive < here:
             meet = min(max(last, arrive), here)

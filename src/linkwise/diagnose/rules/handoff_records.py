@@ -105,7 +105,7 @@ def _slow(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> list[tup
 
 def _own_ns(case: Case, found: list[tuple[int, list[str]]]) -> float:
     """Others' waiting that these records' own time caused, where calls have times."""
-    return 0.0 if case.timing is None else max(float(case.timing.own_ns[place]) for place, _ in found)
+    return 0.0 if case.timing is None else max(float(case.timing.held_ns[place]) for place, _ in found)
 
 
 def _outside(case: Case, place: int) -> bool:

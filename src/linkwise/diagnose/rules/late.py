@@ -4,6 +4,7 @@ What is charged to a rank is others' waiting that was followed to its own time (
 because it waited elsewhere is never here.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,10 +16,13 @@ from linkwise.diagnose.rules.compute import like_its_peers
 from linkwise.diagnose.steps import LEAST, own_times
 from linkwise.diagnose.timing import Timing
 from linkwise.diagnose.types import Fault, Finding
+from linkwise.trace.joined import P2P
 
 # A rank is named when its own time kept a group waiting for a tenth of the whole record, two and a half times as long
-# as its peers did and in several calls. Less than that, ranks of a healthy group do to each other in turn.
+# as its peers did, in several calls, and more than chance does to one of equal ranks. Less than that, ranks of a
+# healthy group do to each other in turn.
 SHARE, RATIO, CALLS = 0.10, 2.5, 3
+CHANCE = 0.02  # that one of equal ranks would be charged with so much, or would come so often after the others
 BURST_NS = 250_000_000  # of waiting in all, where steps run on cores: any program that runs for a moment costs as much
 LEADER = 1 / 3  # of what the worst rank is charged with: a rank with less lost a few calls from its record
 STAGE_RATIO = 3.0  # own time a layer, against other stages: they differ in embedding and head, ranks of a stage do not
@@ -44,7 +48,7 @@ def find(case: Case) -> Iterator[Finding]:
         return
     for who in late:
         found = _finding(case, t, who)
-        if found.cause != "contention" or refused(case, who) or t.own_ns[who] >= SHARED * t.elapsed_ns:
+        if found.cause != "contention" or refused(case, who) or t.held_ns[who] >= SHARED * t.elapsed_ns:
             yield found
     if not late:
         yield from _slow_stage_rank(case)
@@ -55,15 +59,48 @@ def find(case: Case) -> Iterator[Finding]:
 def _late(case: Case, t: Timing) -> list[int]:
     found = []
     for who in range(len(case.joined.ranks)):
-        least = max(SHARE * t.elapsed_ns, LEADER * float(t.own_ns.max()))
+        least = max(SHARE * t.elapsed_ns, LEADER * float(t.held_ns.max()))
         if case.joined.ranks[who].head.device == "cpu":
             least = max(least, BURST_NS)
-        if t.own_ns[who] < least or t.own_calls[who] < CALLS:
+        if t.held_ns[who] < least or t.own_calls[who] < CALLS:
             continue
         peers = peers_of(case, who)
-        if peers and t.own_ns[who] >= RATIO * low(t.own_ns[peers]) and _beyond_clocks(case, t, who):
+        if not peers or t.held_ns[who] < RATIO * low(t.held_ns[peers]) or not _beyond_clocks(case, t, who):
+            continue
+        if min(_charged_by_chance(t, who, peers), _slower_by_chance(case, t, who, peers)) < CHANCE:
             found.append(who)
-    return sorted(found, key=lambda who: -t.own_ns[who])
+    return sorted(found, key=lambda who: -t.held_ns[who])
+
+
+def _charged_by_chance(t: Timing, who: int, peers: list[int]) -> float:
+    """At most how likely one of equal ranks would be charged with as much, when every pause falls on any of them alike.
+
+    Each pause counts by its length, so that a few long ones, which any rank may have had, prove little: Chernoff's
+    bound for a sum of independent charges of different weight, times the number of ranks any of which might be named.
+    """
+    held = t.origins.held_ns[np.isin(t.origins.who, [who, *peers])]
+    weight, total, ranks = held / held.max(), float(t.held_ns[who] / held.max()), 1 + len(peers)
+    bounds = [
+        float(np.log1p(np.expm1(tilt * weight) / ranks).sum()) - tilt * total for tilt in np.geomspace(0.01, 50, 60)
+    ]
+    return min(1.0, ranks * math.exp(min(0.0, *bounds)))
+
+
+def _slower_by_chance(case: Case, t: Timing, who: int, peers: list[int]) -> float:
+    """How likely one of equal ranks would take longer than the others as often before the same calls: the place of its
+    own time among theirs, summed over calls (Friedman's ranks), against the normal distribution."""
+    rows = case.joined.rows
+    call = np.repeat(np.arange(case.joined.calls), np.diff(case.joined.first))
+    known = t.gap >= 0
+    mine = np.full(case.joined.calls, -1, np.int64)
+    mine[call[known & (rows.who == who)]] = t.gap[known & (rows.who == who)]
+    theirs = known & np.isin(rows.who, peers) & (mine[call] >= 0)
+    theirs &= ~np.isin(rows.op, [case.joined.op(name) for name in P2P])  # the two ends of a message do different work
+    ahead = np.sign(mine[call[theirs]] - t.gap[theirs])
+    others = np.bincount(call[theirs], minlength=case.joined.calls).astype(float)
+    spread = float((others * (others + 2)).sum()) / 3  # of a sum of signs against as many others, all equally likely
+    score = float(ahead.sum()) / math.sqrt(spread) if spread else 0.0
+    return min(1.0, (1 + len(peers)) * 0.5 * math.erfc(score / math.sqrt(2)))
 
 
 def _beyond_clocks(case: Case, t: Timing, who: int) -> bool:
@@ -208,7 +245,7 @@ def _layers(case: Case, place: int) -> int:
 
 def _finding(case: Case, t: Timing, who: int) -> Finding:
     head = case.joined.ranks[who].head
-    cause, evidence = cause_of(case, t, who, float(t.own_ns[who]))
+    cause, evidence = cause_of(case, t, who, float(t.held_ns[who]))
     led = t.lead == who
     waits = t.wait[led & (t.wait > 0)]
     own, rest = _own_before(case, t, who)
@@ -216,8 +253,8 @@ def _finding(case: Case, t: Timing, who: int) -> Finding:
         f"{case.name(who)} came last to {int(led.sum())} of {len(t.lead)} calls,"
         f" {np.median(waits) / 1e6 if len(waits) else 0:.3g} ms (median) after half of the group",
         f"own time before its calls {own / 1e6:.3g} ms (median), of its peers {rest / 1e6:.3g} ms",
-        f"{t.own_ns[who] / 1e9:.3g} s of others' waiting begins here, {100 * t.own_ns[who] / t.elapsed_ns:.0f} % of the"
-        " record",
+        f"it held others up for {t.held_ns[who] / 1e9:.3g} s, {100 * t.held_ns[who] / t.elapsed_ns:.0f} % of the"
+        f" record; {t.own_ns[who] / 1e9:.3g} s of their waiting, all together, begins here",
     ]
     return Finding(
         class_="late_rank",
@@ -225,7 +262,7 @@ def _finding(case: Case, t: Timing, who: int) -> Finding:
         original_fault=case.fault(who),
         cause=cause,
         first_reporter=_victim(case, t, who),
-        confidence=min(0.95, 0.6 + t.own_ns[who] / t.elapsed_ns),
+        confidence=min(0.95, 0.6 + t.held_ns[who] / t.elapsed_ns),
         waited_s=float(t.own_ns[who] / 1e9),
         evidence=(*first, *evidence[:5]),
         next=NEXT[cause].format(rank=head.rank, host=head.host or "its host"),
@@ -255,10 +292,11 @@ def _victim(case: Case, t: Timing, who: int) -> str:
 
 def _paused(case: Case, t: Timing) -> Iterator[Finding]:
     """One long stop of one rank, after which it went on."""
-    call = int(np.argmax(t.wait))
-    who = int(t.lead[call])
-    wait = int(t.wait[call])
-    if wait < PAUSE_NS or wait < SHARE * t.elapsed_ns or t.own_ns[who] < 0.5 * wait:
+    if not len(t.origins.who):
+        return
+    longest = int(np.argmax(t.origins.held_ns))
+    who, wait = int(t.origins.who[longest]), float(t.origins.held_ns[longest])
+    if wait < PAUSE_NS or wait < SHARE * t.elapsed_ns:
         return
     if cause_of(case, t, who, wait)[0] == "contention" and not refused(case, who):
         return  # it could have run, and others did
