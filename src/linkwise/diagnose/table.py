@@ -3,10 +3,13 @@
 from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.types import Row
+from linkwise.trace.calls import Ints
 from linkwise.trace.facts import Fact
+from linkwise.trace.joined import P2P, Joined
 
 
 def rows(case: Case) -> tuple[Row, ...]:
@@ -23,7 +26,9 @@ def rows(case: Case) -> tuple[Row, ...]:
         before = np.where(known, np.maximum(t.last[call] - t.arrive, 0), 0)
         waited = np.bincount(who, weights=before, minlength=count) / 1e9
         gaps = np.bincount(who, weights=np.maximum(t.gap, 0), minlength=count) / 1e9
-        after = np.where((joined.rows.ended_ns > 0) & known, t.leave - np.maximum(t.last[call], t.arrive), 0)
+        # With a member missing, who came last is not known: what follows may be waiting for it.
+        there = known & _all_there(joined, t.arrive, call)[call]
+        after = np.where((joined.rows.ended_ns > 0) & there, t.leave - np.maximum(t.last[call], t.arrive), 0)
         moved = np.bincount(who, weights=np.maximum(after, 0), minlength=count) / 1e9
     errors, transports, last = _errors(case), _transports(case), _last(case)
     places = _by_rank(case.facts("place"))
@@ -58,6 +63,16 @@ def rows(case: Case) -> tuple[Row, ...]:
             )
         )
     return tuple(found)
+
+
+def _all_there(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_]:
+    """Calls of which every member's arrival is known, members without a record too."""
+    first = joined.first[:-1]
+    sizes = np.asarray([len(group.members) for group in joined.groups], np.int64)
+    p2p = np.isin(joined.rows.op[first], [joined.op(name) for name in P2P])
+    asked = np.where(p2p, 2, sizes[joined.rows.group[first]])
+    found: npt.NDArray[np.bool_] = np.bincount(call, weights=arrive > 0, minlength=joined.calls) >= asked
+    return found
 
 
 def _by_rank(facts: list[Fact]) -> dict[int, list[Fact]]:

@@ -1,0 +1,30 @@
+"""The table of ranks where not every rank's record is whole."""
+
+import pytest
+from msgspec.structs import replace
+from tests.diagnose.made import Step, run
+
+from linkwise.diagnose.diagnose import diagnose
+from linkwise.trace.gather import Evidence
+
+
+def half(found: Evidence, rank: int) -> Evidence:
+    """The same with the second half of a rank's calls lost."""
+    ranks = list(found.trace.ranks)
+    calls = ranks[rank].calls
+    ranks[rank] = replace(ranks[rank], calls=calls.take(calls.sequence < len(calls) // 2))
+    return replace(found, trace=replace(found.trace, ranks=tuple(ranks)))
+
+
+def test_waiting_for_whom_no_record_tells_of_is_neither_waiting_nor_moving() -> None:
+    # Rank 1 comes 8 ms after rank 0 in each of twenty calls, which then take 1 ms; of the last ten only rank 0 tells.
+    found = run({"tp": (0, 1)}, [Step("tp", {0: 1, 1: 9})] * 20)
+    whole, cut = (diagnose(one).ranks[0] for one in (found, half(found, 1)))
+    assert (whole.waited_s, whole.moved_s) == (pytest.approx(0.160), pytest.approx(0.020))
+    assert (cut.waited_s, cut.moved_s) == (pytest.approx(0.080), pytest.approx(0.010))
+
+
+def test_so_it_is_with_a_member_without_any_record() -> None:
+    found = run({"tp": (0, 1, 2)}, [Step("tp", {0: 1, 1: 1, 2: 9})] * 20)
+    alone = replace(found, trace=replace(found.trace, ranks=found.trace.ranks[:2]))
+    assert [row.moved_s for row in diagnose(alone).ranks] == [0, 0]
