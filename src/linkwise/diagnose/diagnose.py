@@ -5,7 +5,7 @@ import numpy as np
 
 from linkwise.core.units import counted
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.rules import RULES
+from linkwise.diagnose.rules import RULES, routes
 from linkwise.diagnose.table import rows
 from linkwise.diagnose.types import Bad, Class, Finding, Findings
 from linkwise.plan.types import Plan
@@ -34,7 +34,7 @@ def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str
         used=tuple(f"{one.path}: {one.format}" for one in evidence.used),
         unusable=tuple(Bad(path=one.path, reason=one.reason) for one in evidence.unusable),
         clocks=_clocks(case),
-        notes=_notes(evidence)[:64],
+        notes=tuple(filter(None, (routes.note(case), *_notes(evidence))))[:64],
     )
 
 

@@ -1,4 +1,4 @@
-"""Without a plan: groups of one shape, the same bytes, not the same time: what moves them is not alike.
+"""Groups of one shape, the same bytes, not the same time: what moves them is not alike. For calls no plan speaks of.
 
 Of a call's members the last to arrive is inside for as long as the bytes take, whatever the clocks of the others say: a
 call's time here is its shortest over the members.
@@ -11,6 +11,7 @@ import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import lines, one
+from linkwise.diagnose.rules import routes
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.trace.calls import DONE
 
@@ -42,10 +43,14 @@ class Path(NamedTuple):
 
 def find(case: Case) -> Iterator[Finding]:
     """Sets of sibling groups of which a few are slower than all the others, every time."""
-    if case.plan is not None:  # it says what each link should do: routes.py
+    if case.found("routes"):  # it names the link
         return
+    planned = {tuple(sorted(path.places)) for path in routes.compared(case)}  # of those the plan says what is usual
     told: set[tuple[int, ...]] = set()
-    for (op, size), paths in _paths(case):
+    for (op, size), all_ in _paths(case):
+        paths = [path for path in all_ if path.places not in planned]
+        if len(paths) < GROUPS:
+            continue
         for share in (1.0, 0.5, 0.25):  # a link may become slow on the way
             part = [path.last(share) for path in paths]
             if share < 1 and min(len(path.times) for path in part) < LATELY:

@@ -11,6 +11,7 @@ import numpy as np
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.quantity import value_of
+from linkwise.core.units import counted
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import one
 from linkwise.diagnose.timing import Timing
@@ -42,11 +43,7 @@ class Path(NamedTuple):
 
 def find(case: Case) -> Iterator[Finding]:
     """Cables that explain every slow path, fewest first."""
-    t = case.timing
-    if case.plan is None or t is None:
-        return
-    cluster = case.plan.cluster
-    paths = _paths(case, t, cluster, case.plan.rank_grid)
+    paths = compared(case)
     fast = {cable for path in paths if path.ratio <= USUAL for cable in path.loads}
     slow = [path for path in paths if path.ratio >= SLOW]
     while slow:
@@ -67,14 +64,50 @@ def find(case: Case) -> Iterator[Finding]:
         slow = [path for path in slow if path not in explained]
 
 
-def _paths(case: Case, t: Timing, cluster: Cluster, grid: tuple[tuple[int, ...], ...]) -> list[Path]:
+def compared(case: Case) -> list[Path]:
+    """What can be held against the plan; nothing without one."""
+    plan, t = case.plan, case.timing
+    if plan is None or t is None:
+        return []
+    found: list[Path] = case.once(
+        "held against the plan", lambda: _paths(case, t, plan.cluster, _devices(case, plan.rank_grid))
+    )
+    return found
+
+
+def note(case: Case) -> str:
+    """How much of the record the plan could be held against, and why not all; "" without a plan."""
+    if case.plan is None:
+        return ""
+    paths, grid, ranks = compared(case), case.plan.rank_grid, case.joined.ranks
+    device = _devices(case, grid)
+    outside = sorted({rank.head.rank for place, rank in enumerate(ranks) if place not in device})
+    sizes = " and ".join(str(size) for size in sorted({len(row) for row in grid}))
+    why = ""
+    if case.timing is None:
+        why = "the evidence has no times of calls"
+    elif outside:
+        why = f"it has {counted(len(grid), 'unit')} of {sizes} ranks, in which {ranks_text(outside)} have no place"
+    elif not paths:
+        why = f"no group made {CALLS} calls alike that take {LEAST_S * 1e3:g} ms or more by it"
+    held = f"calls of {counted(len(paths), 'set')} of ranks were" if paths else "nothing was"
+    return f"the plan: {held} held against it{f': {why}' if why else ''}"
+
+
+def _devices(case: Case, grid: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+    """By record its device in the plan; those of a unit with more ranks than the plan's are of another run."""
+    units = sorted({rank.head.unit for rank in case.joined.ranks})
+    found = {}
+    for place, rank in enumerate(case.joined.ranks):
+        number = units.index(rank.head.unit)
+        row = grid[number] if number < len(grid) else ()
+        if rank.head.rank < len(row) and rank.head.world <= len(row):
+            found[place] = row[rank.head.rank]
+    return found
+
+
+def _paths(case: Case, t: Timing, cluster: Cluster, device: dict[int, int]) -> list[Path]:
     joined, rows = case.joined, case.joined.rows
-    units = sorted({rank.head.unit for rank in joined.ranks})
-    device: dict[int, int] = {}
-    for place, rank in enumerate(joined.ranks):
-        row = grid[units.index(rank.head.unit)] if units.index(rank.head.unit) < len(grid) else ()
-        if rank.head.rank < len(row):
-            device[place] = row[rank.head.rank]
     over_tcp = any(rank.head.transport.startswith(("tcp", "gloo")) for rank in joined.ranks)
     law = _Law(cluster, over_tcp)
     found: dict[tuple[int, ...], list[tuple[float, float, dict[Cable, float]]]] = defaultdict(list)
