@@ -70,3 +70,20 @@ def test_of_two_without_a_past_nobody_is_named():
 def test_an_all_to_all_may_differ_in_size():
     rows = {r: order(*[("all_to_all", "moe.dispatch", 100 * (r + 1))] * 4) for r in range(4)}
     assert [kind for kind, _, _ in verdict(rows)] == ["hang"]  # the last one is open everywhere
+
+
+@pytest.mark.parametrize(("late_before", "named"), [(True, {(1,), (2,)}), (False, {(2,)})])
+def test_who_is_late_is_judged_by_the_calls_before_a_departure(late_before, named):
+    # Ninety calls; in the 60th, or the 30th, rank 2 brings another size. Rank 1 is 5 ms late to 60 calls:
+    # all of them before that one, or all after it, where ranks meet in calls that are not the same.
+    departs = 60 if late_before else 30
+    rows = {rank: [] for rank in range(4)}
+    for number in range(90):
+        for rank in range(4):
+            late = rank == 1 and (number < departs) == late_before
+            size = 64 if (rank, number) == (2, departs) else 4096
+            end = BASE + (10 * number + 7) * MS
+            begin = end - (1 if late else 6) * MS
+            rows[rank].append(Event(0, "tp", "", "all_reduce", number, size, "bfloat16", -1, begin, begin, end, "done"))
+    found = diagnose(evidence(rows, FOUR, world=4)).findings
+    assert {one.original_fault.ranks for one in found} == named

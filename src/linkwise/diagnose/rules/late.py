@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.rules import mismatch
 from linkwise.diagnose.rules.cause import NEXT, WORDS, cause_of, low, peers_of, refused, taken
 from linkwise.diagnose.rules.compute import like_its_peers
 from linkwise.diagnose.steps import LEAST, own_times
@@ -32,6 +33,8 @@ UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets
 PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
 SHARED = 0.5  # of the record lost to others on the same cores, without a quota: less is a busy machine, no rank's fault
 ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
+# What a hang says where a rank may have left the common order.
+LEFT_OUT = ("skipped_collective", "repeated_collective", "stopped_rank")
 PAUSE_NS = 2_000_000_000  # one stop this long is a stop; a second passes on a host that is overloaded
 
 
@@ -40,6 +43,8 @@ def find(case: Case) -> Iterator[Finding]:
     t = case.timing
     if t is None:
         return
+    if case.found("mismatch") or any(one.class_ in LEFT_OUT and not _stands(one) for one in case.found("hang")):
+        t = _in_order(case, t)
     innocent = like_its_peers(case)
     late = [who for who in _late(case, t) if who not in innocent]
     stage = _stage(case, t, late)
@@ -54,6 +59,29 @@ def find(case: Case) -> Iterator[Finding]:
         yield from _slow_stage_rank(case)
         yield from _paused(case, t)
         yield from _rotating(case, t)
+
+
+def _stands(finding: Finding) -> bool:
+    """Whether a rank that is waited for surely stands still, and has not left out a call."""
+    return finding.class_ == "stopped_rank" and not finding.would_decide
+
+
+def _in_order(case: Case, t: Timing) -> Timing:
+    """Of the times those from before a rank left the common order of calls: after it, ranks meet in calls that are not
+    the same, and each comes early or late to the others'. Where the moment is not known, none are left."""
+    rows, first = case.joined.rows, case.joined.first
+    begins = {(int(rows.group[row]), int(rows.sequence[row])): int(row) for row in first[:-1].tolist()}
+    since: dict[int, int] = {}
+    for call in mismatch.differing(case).items():
+        row = begins[call]
+        moments = t.arrive[row : first[int(np.searchsorted(first, row)) + 1]]
+        island = case.clocks.island[int(rows.who[row])]
+        since[island] = min(since.get(island, 2**62), int(moments.min()))
+    before = np.asarray([since.get(island, 0) for island in case.clocks.island], np.int64)
+    kept = t.origins.at_ns < before[t.origins.who]
+    origins = t.origins._replace(**{name: column[kept] for name, column in t.origins._asdict().items()})
+    held = np.bincount(origins.who, weights=origins.held_ns, minlength=len(t.held_ns)).astype(np.float64)
+    return t._replace(origins=origins, held_ns=held, own_ns=np.where(held > 0, t.own_ns, 0.0))
 
 
 def _late(case: Case, t: Timing) -> list[int]:
