@@ -41,11 +41,6 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.tiny(tmp_path_factory.mktemp("weights") / "dense")
 
 
-@pytest.fixture(scope="module")
-def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.tiny(tmp_path_factory.mktemp("weights") / "moe", models.TINY_MOE)
-
-
 class Started:
     """`linkwise launch FOLDER --start`, of a folder that was written."""
 
@@ -191,12 +186,6 @@ def test_pipeline_parallel(tmp_path: Path, dense: Path) -> None:
 def test_two_replicas(tmp_path: Path, dense: Path) -> None:
     with started(tmp_path / "d", dense, "1x2xh100-sxm", words="-dp 2") as it:
         assert len({answers(it) for _ in range(4)}) == 1
-
-
-def test_expert_parallel(tmp_path: Path, moe: Path) -> None:
-    # Data parallel attention of such a model does not run on CPUs: their communicator has no all_gatherv.
-    with started(tmp_path / "d", moe, "1x2xh100-sxm", words="-tp 2 --enable-expert-parallel") as it:
-        answers(it)
 
 
 def test_two_nodes_on_one_machine(tmp_path: Path, dense: Path) -> None:
