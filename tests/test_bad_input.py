@@ -222,8 +222,8 @@ def test_a_cluster_name_that_is_none(refused: Run, on: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fit"], "Missing argument"),
-        (["fit", "llama-3.1-8b"], "Missing option '--on'"),
+        (["fit", "--on", "8xh100-sxm"], "no model"),
+        (["fit", "llama-3.1-8b"], "no cluster"),
         (["fit", "llama-3.1-8b", "--on", "8xh100-sxm", "--colour", "red"], "No such option: --colour"),
         (["plan", "--on", "8xh100-sxm"], "no model"),
         (["plan", "llama-3.1-8b"], "no cluster"),
