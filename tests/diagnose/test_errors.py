@@ -98,6 +98,7 @@ class TestOneProcess:
             "APIServer1", "30:00", f"Received request cmpl-1: prompt: '{ILLEGAL}', params: SamplingParams(n=1)", "INFO"
         )
         assert answer(tmp_path, server__log=line).findings == ()
+        assert answer(tmp_path, server__log=line.replace("Received", "Added")).findings == ()
 
     def test_heartbeats_and_an_end_are_well(self, tmp_path: Path) -> None:
         text = vllm(

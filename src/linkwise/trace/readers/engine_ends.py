@@ -21,7 +21,7 @@ Placed = tuple[int, dict[str, str]]
 
 _TYPE = r"(?P<type>[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)|\w[\w.]{0,100}\.[A-Z]\w{0,60}(?:Error|Exception))"
 _EXCEPTION = re.compile(rf"(?:^|[\])>:] |\] +){_TYPE}(?:[:(]|$)")
-# torch distributed_c10d.py puts this before what its hook for uncaught exceptions prints, and nothing else does.
+# torch distributed_c10d.py puts this before what its hook for uncaught exceptions prints.
 _HOOKED = re.compile(rf"^(?:\d{{4}}-\d\d-\d\dT[\d:.]{{8,18}}Z? )?\[rank\d{{1,6}}\]: {_TYPE}: ")
 TRACEBACK = "Traceback (most recent call last)"
 # What a process still writes after its last exception: the interpreter, torch and the launchers tidying up.

@@ -225,6 +225,7 @@ def typed(row: str) -> bool:
     tokenizer_manager.py), or what torch's autotuning only tried (torch/_inductor/select_algorithm.py)."""
     return (
         "Received request" in row or "Receive: obj=" in row or "Finish: obj=" in row or "Ignoring this choice" in row
+        or (" request " in row and " prompt: " in row)
     )  # fmt: skip
 
 
