@@ -87,3 +87,13 @@ def test_who_is_late_is_judged_by_the_calls_before_a_departure(late_before, name
             rows[rank].append(Event(0, "tp", "", "all_reduce", number, size, "bfloat16", -1, begin, begin, end, "done"))
     found = diagnose(evidence(rows, FOUR, world=4)).findings
     assert {one.original_fault.ranks for one in found} == named
+
+
+def test_where_calls_alternate_the_counts_of_steps_tell_a_call_made_twice_from_one_left_out():
+    # Four calls a step, of two sizes in turn; rank 1 makes the first of step 3 twice, and has five in that step.
+    def line(repeats):
+        kinds = [(step, at % 2) for step in range(8) for at in ([0, *range(4)] if step == 3 and repeats else range(4))]
+        rows = order(*[("all_reduce", "", 4096 * (1 + kind)) for _, kind in kinds])
+        return [row._replace(step=step) for row, (step, _) in zip(rows, kinds, strict=True)]
+
+    assert verdict({rank: line(rank == 1) for rank in range(4)}) == [("repeated_collective", (1,), True)]

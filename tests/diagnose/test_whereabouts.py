@@ -122,3 +122,52 @@ def test_without_steps_the_calls_of_another_group_tell_it():
     (one,) = diagnose(evidence(rows, groups, world=2)).findings
     assert (one.class_, one.original_fault.ranks) == ("skipped_collective", (1,))
     assert "made 2 of group tp, before and after always 3" in one.evidence[0]
+
+
+def test_a_call_more_than_always_between_those_of_another_group_was_made_twice():
+    # Three calls of "tp" before each of "dp" on four ranks; rank 1 made four before its seventh, and stands at the
+    # end in a call of "tp" that the others do not make.
+    groups = {"tp": (0, 1, 2, 3), "dp": (0, 1, 2, 3)}
+    rows = {rank: between([3] * 9, open_last=False) for rank in (0, 2, 3)}
+    rows[1] = between([3] * 6 + [4] + [3] * 2, open_last=False)[:-1]
+    rows[1][-1] = rows[1][-1]._replace(ended_ns=0, state="started")
+    (one,) = [one for one in diagnose(evidence(rows, groups, world=4)).findings if one.decided]
+    assert (one.class_, one.original_fault.ranks) == ("repeated_collective", (1,))
+    assert "made 4 of group tp, before and after always 3" in one.evidence[0]
+
+
+def in_pipe(rank: int, rounds: list[list[str]]) -> list[Event]:
+    """Rounds of calls by name: "recv" from the rank two before, "send" to the one two behind, else of group "tp1"."""
+    rows: list[Event] = []
+    for number, name in enumerate(name for one in rounds for name in one):
+        message = name in ("recv", "send")
+        group, op = (f"pp{rank % 2}", name) if message else ("tp1", "all_reduce")
+        sequence = sum(row.group == group for row in rows)
+        begin = BASE + number * 10 * MS
+        peer = rank + (2 if name == "send" else -2) if message else -1
+        rows.append(Event(0, group, "", op, sequence, 4096, "bfloat16", peer, begin, begin, begin + MS, "done"))
+    return rows
+
+
+PIPE = {"pp0": (0, 2, 4), "pp1": (1, 3, 5), "tp1": (2, 3)}
+ROUND = ["recv", "tp", "tp", "tp", "send"]
+
+
+def test_a_call_left_out_between_two_messages_is_told_by_their_kinds():
+    # Rank 2 made two calls of its stage between its last messages and waits for the next; rank 3 waits in the third.
+    stuck = in_pipe(3, [ROUND] * 7 + [ROUND[:4]])
+    stuck[-1] = stuck[-1]._replace(ended_ns=0, state="started")
+    gone_on = in_pipe(2, [ROUND] * 7 + [["recv", "tp", "tp", "send"], ["recv"]])
+    gone_on[-1] = gone_on[-1]._replace(ended_ns=0, state="started")
+    found = [one for one in diagnose(evidence({2: gone_on, 3: stuck}, PIPE, world=6)).findings if one.decided]
+    assert ("skipped_collective", (2,)) in [(one.class_, one.original_fault.ranks) for one in found]
+
+
+def test_a_message_left_out_shows_where_two_of_the_other_kind_are_in_a_row():
+    # Rank 2 did not receive in its seventh round of ten; rank 0 waits for good to be rid of its last message.
+    rounds = [ROUND] * 6 + [ROUND[1:]] + [ROUND] * 3
+    sender = messages(2, "send", 10, open_last=True)
+    rows = {0: [row._replace(group="pp0") for row in sender], 2: in_pipe(2, rounds)}
+    (one,) = diagnose(evidence(rows, {"pp0": (0, 2), "tp1": (2, 3)}, world=4)).findings
+    assert (one.class_, one.original_fault.ranks) == ("skipped_collective", (2,))
+    assert "rank 2 made 0 recv, before and after always 1" in one.evidence[0]

@@ -48,7 +48,9 @@ def find(case: Case) -> Iterator[Finding]:
         if place not in behind and place not in idle:
             yield from _silent_findings(case, place, why, reporter)
     yield from absent.each(case, lacking, reporter)
-    if not (known or lacking or told):
+    elsewhere = [] if known or told else list(_elsewhere(case, reporter))
+    yield from elsewhere
+    if not (known or lacking or told or elsewhere):
         yield from alone[:1] or (_undecided(case, reporter) if case.stalls else messages.unmoved(case))
 
 
@@ -164,6 +166,8 @@ def _silent(case: Case, gone: set[int]) -> tuple[dict[int, list[Why]], list[Find
         if not inside:
             continue
         if len(behind) > max(1, len(inside)):
+            twice = {members[rank].who: whereabouts.made_twice(case, members[rank].who, stall.group) for rank in inside}
+            alone.extend(_repeated(case, who, stall, text) for who, text in twice.items() if text)
             alone.append(_ahead(case, stall, inside, list(behind)))
             continue
         rooted = {ops[rows.op[members[rank].open[0]]] for rank in inside} <= {*ROOTED} and len(behind) == 1
@@ -187,6 +191,9 @@ def _silent_findings(case: Case, place: int, why: list[Why], reporter: str) -> I
             yield _idle_or_stopped(case, place, texts, reporter)
             return
         groups = [one.group for one in why if one.group >= 0]
+        if not groups and (gap := whereabouts.message_left_out(case, place)):
+            yield _skipped(case, place, [gap, *texts], reporter)
+            return
         place_of_gap = next((gap for group in groups if (gap := whereabouts.left_out(case, place, group))), "")
         if place_of_gap:
             yield _skipped(case, place, [place_of_gap, *texts], reporter)
@@ -218,6 +225,28 @@ def _skipped(case: Case, place: int, texts: list[str], reporter: str) -> Finding
         next=f"the code path of {case.name(place)} before this call: it decided otherwise than its peers",
         recovery="restart group",
     )
+
+
+def _repeated(case: Case, place: int, stall: Stall, text: str) -> Finding:
+    where = f"{case.name(place)} stands in call {stall.call} of {case.group(stall.group)}, which the others do not make"
+    found = _skipped(case, place, [text, where], "")
+    words = f"{case.name(place)} made a call once more than it does, and waits in one that the others do not make"
+    return msgspec.structs.replace(found, class_="repeated_collective", summary=words)
+
+
+def _elsewhere(case: Case, reporter: str) -> Iterator[Finding]:
+    """Members that wait elsewhere, past a call of a group that they left out and others wait in."""
+    for stall in case.stalls:
+        members = case.board[stall.group]
+        inside = [rank for rank, one in members.items() if one.open]
+        for rank, one in members.items():
+            if one.enqueued < stall.call and not one.open and one.who in case.waiting:
+                gap = whereabouts.left_out(case, one.who, stall.group)
+                if gap:
+                    where = (
+                        f"{case.group(stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} elsewhere"
+                    )
+                    yield _skipped(case, one.who, [gap, where], reporter)
 
 
 def _idle_or_stopped(case: Case, place: int, texts: list[str], reporter: str) -> Finding:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.rules.whereabouts import made_twice
 from linkwise.diagnose.types import Class, Finding
 from linkwise.trace.joined import P2P
 
@@ -80,6 +81,11 @@ def _judge(case: Case, group: int, call: int) -> Finding | None:
     if tie:
         usual, odd, tie = _by_history(lines, signs, number, usual, odd)
     kind, words = _kind(lines, signs, odd, usual, number)
+    again = signs[odd[0]]
+    # Where calls alternate, one left out and one made twice look alike from there on: the counts of steps differ.
+    maybe = kind == "skipped_collective" and all(line.get(number - 1, again) == again for line in lines.values())
+    if maybe and all(made_twice(case, who, group) for who in odd):
+        kind, words = "repeated_collective", f"repeated {_words(again)}"
     key = joined.groups[group].key
     ranks = [joined.ranks[who].head.rank for who in odd]
     others = [joined.ranks[who].head.rank for who in signs if who not in odd]

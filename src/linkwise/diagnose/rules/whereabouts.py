@@ -3,6 +3,7 @@
 None of this is a rule by itself: `hang.py` asks.
 """
 
+from collections import Counter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -79,10 +80,36 @@ def alike(case: Case, group: int) -> bool:
 def left_out(case: Case, place: int, group: int) -> str:
     """In words, where a rank made fewer calls of a group than it always does, and went on; "" when it did not, or lost
     calls hide it."""
+    return _uneven(case, place, group, more=False)
+
+
+def made_twice(case: Case, place: int, group: int) -> str:
+    """In words, where a rank made more calls of a group than it always does; "" when it did not."""
+    return _uneven(case, place, group, more=True)
+
+
+def _uneven(case: Case, place: int, group: int, *, more: bool) -> str:
     key = case.joined.groups[group].key
     rank = case.joined.ranks[place]
     peers = [case.joined.ranks[who] for who in case.joined.groups[group].known.values() if who != place]
-    return _short_step(rank, peers, key) or _short_stretch(rank, peers, key)
+    return _uneven_step(rank, peers, key, more=more) or _uneven_stretch(rank, peers, key, more=more)
+
+
+def message_left_out(case: Case, place: int) -> str:
+    """In words, where a rank that sends and receives in turn made two of one kind in a row; "" when it did not."""
+    calls = case.joined.ranks[place].calls
+    kinds = [calls.ops.index(op) if op in calls.ops else -1 for op in P2P]
+    ops = calls.op[np.isin(calls.op, kinds)][-4 * NEAR :]
+    for kind, name in zip(kinds, P2P, strict=True):
+        between = {0: np.diff(np.cumsum(ops == kind)[ops != kind]).tolist()}
+        odd = _odd(between, more=False)
+        if odd:
+            other = P2P[1 - P2P.index(name)]
+            return (
+                f"between two messages ({other}) rank {case.joined.ranks[place].head.rank} made {odd[0]} {name}, before"
+                f" and after always {odd[1]}"
+            )
+    return ""
 
 
 def _unbroken(rank: RankTrace, key: str) -> bool:
@@ -94,14 +121,19 @@ def _unbroken(rank: RankTrace, key: str) -> bool:
     return bool((np.diff(numbers) == 1).all())
 
 
-def _short_step(rank: RankTrace, peers: list[RankTrace], key: str) -> str:
-    """A step that a rank is through with fewer calls than a peer made in it."""
+def _over(rank: RankTrace, counts: dict[int, int]) -> set[int]:
+    """Steps a record is through."""
+    return {batch.step for batch in rank.batches if batch.ended_ns} | {step for step in counts if step < max(counts)}
+
+
+def _uneven_step(rank: RankTrace, peers: list[RankTrace], key: str, *, more: bool) -> str:
+    """A step with fewer calls, or more, than a peer made in it; who made fewer is through with it."""
     mine = _per_step(rank, key)
-    over = {batch.step for batch in rank.batches if batch.ended_ns} | {step for step in mine if step < max(mine)}
     for peer in peers:
         theirs = _per_step(peer, key)
+        few, many, over = (theirs, mine, _over(peer, theirs)) if more else (mine, theirs, _over(rank, mine))
         for step in sorted(over & set(mine) & set(theirs)):
-            if step != min(mine) and step != min(theirs) and mine[step] < theirs[step]:
+            if step != min(mine) and step != min(theirs) and few[step] < many[step]:
                 return (
                     f"in step {step} rank {rank.head.rank} made {mine[step]} calls of group {key} and went on, rank"
                     f" {peer.head.rank} made {theirs[step]}"
@@ -119,33 +151,40 @@ def _per_step(rank: RankTrace, key: str) -> dict[int, int]:
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
-def _short_stretch(rank: RankTrace, peers: list[RankTrace], key: str) -> str:
-    """A stretch between two calls of another group in which a rank made fewer calls than in all others, while no peer
-    has such a stretch."""
+def _uneven_stretch(rank: RankTrace, peers: list[RankTrace], key: str, *, more: bool) -> str:
+    """A stretch between two calls of another group, or two messages, in which a rank made fewer calls, or more, than in
+    all others, while no peer has such a stretch."""
     for other in rank.calls.groups:
         if other == key or len(rank.head.groups.get(other, ())) < 2 or not _unbroken(rank, other):
             continue
-        short = _odd(_stretches(rank, key, other))
-        if short and not any(_odd(_stretches(peer, key, other)) for peer in peers):
+        odd = _odd(_stretches(rank, key, other), more=more)
+        if odd and not any(_odd(_stretches(peer, key, other), more=more) for peer in peers):
             return (
-                f"between two calls of group {other} rank {rank.head.rank} made {short[0]} of group {key}, before and"
-                f" after always {short[1]}"
+                f"between two calls of group {other} rank {rank.head.rank} made {odd[0]} of group {key}, before and"
+                f" after always {odd[1]}"
             )
     return ""
 
 
-def _stretches(rank: RankTrace, key: str, other: str) -> list[int]:
-    """Numbers of calls of one group between calls of another, near a record's end."""
+def _stretches(rank: RankTrace, key: str, other: str) -> dict[int, list[int]]:
+    """Numbers of calls of one group between calls of another, near a record's end, by the kinds of the two: from a recv
+    to a send is another part of a step than from there to the next."""
     calls = rank.calls
     if other not in calls.groups or not _unbroken(rank, key):
-        return []
+        return {}
     mine = np.cumsum(calls.group == calls.groups.index(key))
-    at = mine[calls.group == calls.groups.index(other)][-NEAR:]
-    return np.diff(at).tolist()  # type: ignore[no-any-return]
+    at = np.flatnonzero(calls.group == calls.groups.index(other))[-NEAR:]
+    kinds = calls.op[at[:-1]] * len(calls.ops) + calls.op[at[1:]]
+    lengths = np.diff(mine[at])
+    return {int(kind): lengths[kinds == kind].tolist() for kind in np.unique(kinds)}
 
 
-def _odd(stretches: list[int]) -> tuple[int, int] | None:
-    """The one stretch that is shorter, and the length of all others."""
-    usual = max(stretches, default=0)
-    short = [one for one in stretches if one != usual]
-    return (short[0], usual) if len(short) == 1 and len(stretches) > REGULAR else None
+def _odd(stretches: dict[int, list[int]], *, more: bool) -> tuple[int, int] | None:
+    """The one stretch of its kind that is shorter, or longer, and the length of all others."""
+    for lengths in stretches.values():
+        usual, votes = Counter(lengths).most_common(1)[0] if lengths else (0, 0)
+        if votes == len(lengths) - 1 and len(lengths) > REGULAR:
+            odd = next(one for one in lengths if one != usual)
+            if (odd > usual) == more:
+                return odd, usual
+    return None
