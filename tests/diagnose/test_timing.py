@@ -125,3 +125,13 @@ _HOUR = {2: 3.6e6, 3: 3.6e6}
 def _stop_of_two():
     usual = [Step("a", {0: 1, 1: 1}), Step("c", {2: 1, 3: 1})]
     return [*usual * 10, Step("a", {0: 1, 1: 5000}), *usual * 10]
+
+
+@pytest.mark.parametrize(("pause_ms", "named"), [(20, [("rotating_straggler", ())]), (1, [])])
+def test_a_rank_that_is_late_in_its_turn_is_none_of_them(pause_ms, named):
+    # Before each of 80 calls one of eight ranks takes 20 ms more than the 2 ms of all: 7 of 8 wait, 20 of 23 ms. With 1
+    # ms more they wait a quarter of the time at most, as equal ranks do to each other.
+    ranks = tuple(range(8))
+    steps = [Step("tp", {rank: 2 + pause_ms * (turn * 3 % 8 == rank) for rank in ranks}) for turn in range(80)]
+    found = diagnose(run({"tp": ranks}, steps)).findings
+    assert [(one.class_, one.original_fault.ranks) for one in found] == named

@@ -342,27 +342,32 @@ def _paused(case: Case, t: Timing) -> Iterator[Finding]:
 
 
 def _rotating(case: Case, t: Timing) -> Iterator[Finding]:
-    """Every rank late in its turn, so that all are slow together."""
+    """Every rank late in its turn, so that all are slow together.
+
+    Ranks that run on cores do that to each other on any busy machine: of them it is told only where something says why.
+    """
+    ranks = max(1, len(t.own_ns))
     whole = float(t.own_ns.sum())
-    some = t.own_ns >= 0.5 * whole / max(1, len(t.own_ns))
-    if whole < ROTATING_SHARE * t.elapsed_ns or some.sum() < max(ROTATING_RANKS, 0.6 * len(t.own_ns)):
+    share = whole / ranks / t.elapsed_ns  # of the record, which a rank waits in the middle
+    some = t.own_ns >= 0.5 * whole / ranks
+    if share < ROTATING_SHARE or some.sum() < max(ROTATING_RANKS, 0.6 * ranks):
         return
     hints = [f for f in case.facts("setting") if f.name in {"cpu_bind", "omp_threads"}]
     hints += [fact for fact, _ in taken(case)]
-    if not hints:
+    if not hints and any(rank.head.device == "cpu" for rank in case.joined.ranks):
         return
     hosts = {rank.head.host for rank in case.joined.ranks}
     yield Finding(
         class_="rotating_straggler",
-        summary="a different rank is late each time: what they share on the host, not one of them",
+        summary="a different rank is late each time: what they share, not one of them",
         original_fault=Fault(host=next(iter(hosts)) if len(hosts) == 1 else ""),
-        cause="placement" if any(f.kind == "setting" for f in hints) else "contention",
+        cause="placement" if any(f.kind == "setting" for f in hints) else "contention" if hints else "",
         first_reporter="all ranks",
-        confidence=0.8,
+        confidence=0.8 if hints else 0.6,
         waited_s=whole / 1e9,
         evidence=(
-            f"{int(some.sum())} of {len(t.own_ns)} ranks are last in turn; {100 * whole / t.elapsed_ns:.0f} % of the"
-            " record is waiting for one of them",
+            f"{int(some.sum())} of {len(t.own_ns)} ranks are last in turn; a rank waits {100 * share:.0f} % of the"
+            " record for one of the others",
             *(f.text or f.name for f in hints[:4]),
         ),
         next="bind every rank to cores of its own NUMA node (numactl, srun --cpu-bind=rank_ldom)",
