@@ -171,3 +171,14 @@ def test_a_message_left_out_shows_where_two_of_the_other_kind_are_in_a_row():
     (one,) = diagnose(evidence(rows, {"pp0": (0, 2), "tp1": (2, 3)}, world=4)).findings
     assert (one.class_, one.original_fault.ranks) == ("skipped_collective", (2,))
     assert "rank 2 made 0 recv, before and after always 1" in one.evidence[0]
+
+
+def test_of_a_rank_that_is_as_far_as_its_peers_and_did_not_take_a_message_both_are_said():
+    # Rank 0 waits to be rid of an eleventh message. Rank 2 received ten and made as many calls as rank 3, which waits
+    # for nothing: if rank 2 stood still, rank 3 would wait for it.
+    rows = {0: [row._replace(group="pp0") for row in messages(2, "send", 11, open_last=True)]}
+    rows |= {rank: in_pipe(rank, [ROUND] * 10) for rank in (2, 3)}
+    found = diagnose(evidence(rows, {"pp0": (0, 2), "tp1": (2, 3)}, world=4)).findings
+    assert [(one.class_, one.original_fault.ranks) for one in found] == [("stopped_rank", (2,))]
+    assert "it stands still, or it left out a call" in found[0].summary
+    assert "stack of rank 2" in found[0].would_decide

@@ -20,6 +20,8 @@ from linkwise.diagnose.timing import ROOTED
 from linkwise.diagnose.types import DRIVER, Cause, Class, Finding
 from linkwise.trace.calls import Ints
 
+_ALIKE = "the group's calls are all alike: their count does not tell a call left out from one not reached"
+_EVEN = "its peers in collectives are as far as it is: it may have left a message out, before its record begins"
 POLL_NS = 200_000_000  # a watchdog looks for completed calls every 0.1 s: two ranks may know of one so far apart
 
 
@@ -194,6 +196,11 @@ def _silent_findings(case: Case, place: int, why: list[Why], reporter: str) -> I
         if not groups and (gap := whereabouts.message_left_out(case, place)):
             yield _skipped(case, place, [gap, *texts], reporter)
             return
+        if not groups and _even(case, place) and not whereabouts.in_step(case, place):
+            found = _finding(case, place, texts, "stopped_rank", "host", reporter, _EITHER)
+            rank = case.joined.ranks[place].head.rank
+            yield _open(found, f"a stack of rank {rank}: inside its step, or back in its loop", _EVEN)
+            return
         place_of_gap = next((gap for group in groups if (gap := whereabouts.left_out(case, place, group))), "")
         if place_of_gap:
             yield _skipped(case, place, [place_of_gap, *texts], reporter)
@@ -206,9 +213,16 @@ def _silent_findings(case: Case, place: int, why: list[Why], reporter: str) -> I
     yield _finding(case, place, texts, "stopped_rank", "host", reporter)
 
 
-def _open(found: Finding, would_decide: str) -> Finding:
+def _even(case: Case, place: int) -> bool:
+    """Whether others that a rank makes collectives with came as far and wait for nothing either: one that stands still
+    holds them up."""
+    groups = [members for members in case.board.values() if any(one.who == place for one in members.values())]
+    peers = {one.who for members in groups for one in members.values()} - {place}
+    return bool(peers) and not peers & case.waiting
+
+
+def _open(found: Finding, would_decide: str, why: str = _ALIKE) -> Finding:
     """A finding whose rank is certain and whose kind is one of two."""
-    why = "the group's calls are all alike: their count does not tell a call left out from one not reached"
     more = {"confidence": found.confidence - 0.1, "evidence": (*found.evidence, why), "would_decide": would_decide}
     return msgspec.structs.replace(found, **more)
 
