@@ -182,3 +182,14 @@ def test_of_a_rank_that_is_as_far_as_its_peers_and_did_not_take_a_message_both_a
     assert [(one.class_, one.original_fault.ranks) for one in found] == [("stopped_rank", (2,))]
     assert "it stands still, or it left out a call" in found[0].summary
     assert "stack of rank 2" in found[0].would_decide
+
+
+def test_a_message_left_out_is_told_of_a_rank_that_waits_as_well():
+    # Rank 2 left out a receive in its seventh round, so that rank 0 waits for good to be rid of its last one; rank 2
+    # waits for rank 4 to take a message, and rank 4 for a message of rank 2.
+    rows = {0: [row._replace(group="pp0") for row in messages(2, "send", 10, open_last=True)]}
+    rows[2] = in_pipe(2, [ROUND] * 6 + [ROUND[1:]] + [ROUND] * 3)
+    rows[2][-1] = rows[2][-1]._replace(ended_ns=0, state="started")
+    rows[4] = [row._replace(group="pp0") for row in messages(2, "recv", 11, open_last=True)]
+    found = named(diagnose(evidence(rows, PIPE, world=6)))
+    assert [one for one in found if one[2]] == [("skipped_collective", (2,), True)]

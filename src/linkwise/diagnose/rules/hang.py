@@ -249,7 +249,8 @@ def _repeated(case: Case, place: int, stall: Stall, text: str) -> Finding:
 
 
 def _elsewhere(case: Case, reporter: str) -> Iterator[Finding]:
-    """Members that wait elsewhere, past a call of a group that they left out and others wait in."""
+    """Who waits elsewhere, past a call of a group that it left out and others wait in, or past a message."""
+    found = False
     for stall in case.stalls:
         members = case.board[stall.group]
         inside = [rank for rank, one in members.items() if one.open]
@@ -260,7 +261,12 @@ def _elsewhere(case: Case, reporter: str) -> Iterator[Finding]:
                     where = (
                         f"{case.group(stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} elsewhere"
                     )
+                    found = True
                     yield _skipped(case, one.who, [gap, where], reporter)
+    odd = {place: text for place in sorted(case.waiting) if (text := whereabouts.message_left_out(case, place))}
+    if len(odd) == 1 and not found:
+        ((place, text),) = odd.items()
+        yield _skipped(case, place, [text, "all others sent and received in turn"], reporter)
 
 
 def _idle_or_stopped(case: Case, place: int, texts: list[str], reporter: str) -> Finding:
