@@ -14,7 +14,7 @@ import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.progress import Progress, Stall, on_device
-from linkwise.diagnose.rules import absent, messages, whereabouts
+from linkwise.diagnose.rules import absent, departed, messages, whereabouts
 from linkwise.diagnose.rules.whereabouts import Why
 from linkwise.diagnose.timing import ROOTED
 from linkwise.diagnose.types import DRIVER, Cause, Class, Finding
@@ -50,7 +50,7 @@ def find(case: Case) -> Iterator[Finding]:
         if place not in behind and place not in idle:
             yield from _silent_findings(case, place, why, reporter)
     yield from absent.each(case, lacking, reporter)
-    elsewhere = [] if known or told else list(_elsewhere(case, reporter))
+    elsewhere = [] if known or told else list(departed.elsewhere(case, reporter))
     yield from elsewhere
     if not (known or lacking or told or elsewhere):
         yield from alone[:1] or (_undecided(case, reporter) if case.stalls else messages.unmoved(case))
@@ -169,7 +169,7 @@ def _silent(case: Case, gone: set[int]) -> tuple[dict[int, list[Why]], list[Find
             continue
         if len(behind) > max(1, len(inside)):
             twice = {members[rank].who: whereabouts.made_twice(case, members[rank].who, stall.group) for rank in inside}
-            alone.extend(_repeated(case, who, stall, text) for who, text in twice.items() if text)
+            alone.extend(departed.repeated(case, who, stall, text) for who, text in twice.items() if text)
             alone.append(_ahead(case, stall, inside, list(behind)))
             continue
         rooted = {ops[rows.op[members[rank].open[0]]] for rank in inside} <= {*ROOTED} and len(behind) == 1
@@ -194,7 +194,7 @@ def _silent_findings(case: Case, place: int, why: list[Why], reporter: str) -> I
             return
         groups = [one.group for one in why if one.group >= 0]
         if not groups and (gap := whereabouts.message_left_out(case, place)):
-            yield _skipped(case, place, [gap, *texts], reporter)
+            yield departed.skipped(case, place, [gap, *texts], reporter)
             return
         if not groups and _even(case, place) and not whereabouts.in_step(case, place):
             found = _finding(case, place, texts, "stopped_rank", "host", reporter, _EITHER)
@@ -203,7 +203,7 @@ def _silent_findings(case: Case, place: int, why: list[Why], reporter: str) -> I
             return
         place_of_gap = next((gap for group in groups if (gap := whereabouts.left_out(case, place, group))), "")
         if place_of_gap:
-            yield _skipped(case, place, [place_of_gap, *texts], reporter)
+            yield departed.skipped(case, place, [place_of_gap, *texts], reporter)
             return
         if groups and all(whereabouts.alike(case, group) for group in groups) and not whereabouts.in_step(case, place):
             found = _finding(case, place, texts, "stopped_rank", "host", reporter, _EITHER)
@@ -225,48 +225,6 @@ def _open(found: Finding, would_decide: str, why: str = _ALIKE) -> Finding:
     """A finding whose rank is certain and whose kind is one of two."""
     more = {"confidence": found.confidence - 0.1, "evidence": (*found.evidence, why), "would_decide": would_decide}
     return msgspec.structs.replace(found, **more)
-
-
-def _skipped(case: Case, place: int, texts: list[str], reporter: str) -> Finding:
-    return Finding(
-        class_="skipped_collective",
-        summary=f"{case.name(place)} left out a call and went on: the others wait in one more than it makes",
-        original_fault=case.fault(place),
-        cause="software",
-        first_reporter=reporter,
-        confidence=0.85,
-        evidence=tuple(texts[:6]),
-        next=f"the code path of {case.name(place)} before this call: it decided otherwise than its peers",
-        recovery="restart group",
-    )
-
-
-def _repeated(case: Case, place: int, stall: Stall, text: str) -> Finding:
-    where = f"{case.name(place)} stands in call {stall.call} of {case.group(stall.group)}, which the others do not make"
-    found = _skipped(case, place, [text, where], "")
-    words = f"{case.name(place)} made a call once more than it does, and waits in one that the others do not make"
-    return msgspec.structs.replace(found, class_="repeated_collective", summary=words)
-
-
-def _elsewhere(case: Case, reporter: str) -> Iterator[Finding]:
-    """Who waits elsewhere, past a call of a group that it left out and others wait in, or past a message."""
-    found = False
-    for stall in case.stalls:
-        members = case.board[stall.group]
-        inside = [rank for rank, one in members.items() if one.open]
-        for rank, one in members.items():
-            if one.enqueued < stall.call and not one.open and one.who in case.waiting:
-                gap = whereabouts.left_out(case, one.who, stall.group)
-                if gap:
-                    where = (
-                        f"{case.group(stall.group)}: {ranks_text(inside)} in call {stall.call}, rank {rank} elsewhere"
-                    )
-                    found = True
-                    yield _skipped(case, one.who, [gap, where], reporter)
-    odd = {place: text for place in sorted(case.waiting) if (text := whereabouts.message_left_out(case, place))}
-    if len(odd) == 1 and not found:
-        ((place, text),) = odd.items()
-        yield _skipped(case, place, [text, "all others sent and received in turn"], reporter)
 
 
 def _idle_or_stopped(case: Case, place: int, texts: list[str], reporter: str) -> Finding:
