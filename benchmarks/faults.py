@@ -279,16 +279,19 @@ def prompts_of(vocab: int, count: int, seed: int = 7) -> list[tuple[tuple[int, .
     ]
 
 
-def tiny(folder: Path) -> Path:
-    """A random Llama of a few ten thousand parameters, with a tokenizer of one character per token."""
+def tiny(
+    folder: Path, *, hidden: int = 32, intermediate: int = 64, layers: int = 2, heads: int = 4, max_len: int = 512
+) -> Path:
+    """A random Llama, of a few ten thousand parameters unless told, with a tokenizer of one character per token."""
     import torch  # noqa: PLC0415 - a trial needs none of these
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None,
+        vocab_size=128, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads // 2, max_position_embeddings=max_len, bos_token_id=None,
+        eos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     words = {chr(33 + i) if i < 94 else f"<{i}>": i for i in range(128)}

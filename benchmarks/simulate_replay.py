@@ -25,11 +25,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from linkwise.simulate.rules import Pool, Rules
-from linkwise.simulate.run import simulate
-from linkwise.simulate.tables import constant
-from linkwise.trace.gather import gather
-from linkwise.workload.requests import requests
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # as a script it is not in a package
+
+from benchmarks.faults import tiny  # noqa: E402
+
+from linkwise.simulate.rules import Pool, Rules  # noqa: E402
+from linkwise.simulate.run import simulate  # noqa: E402
+from linkwise.simulate.tables import constant  # noqa: E402
+from linkwise.trace.gather import gather  # noqa: E402
+from linkwise.workload.requests import requests  # noqa: E402
 
 ASKED, REQUESTS, BLOCKS, SHARE = 0.20, 200, 8, 0.6
 LAYOUTS = ("tp=1", "tp=2")
@@ -96,23 +100,8 @@ def trial(weights: Path, layout: str, folder: Path) -> int:
 
 
 def model(folder: Path) -> Path:
-    """A random Llama whose steps take milliseconds on a CPU, with a tokenizer of one character per token."""
-    import torch  # noqa: PLC0415 - planning needs none of these
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=MAX_LEN, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    words = {chr(33 + i) if i < 94 else f"<{i}>": i for i in range(128)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<127>"))  # noqa: S106 - no password
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    """A random Llama whose steps take milliseconds on a CPU."""
+    return tiny(folder, hidden=192, intermediate=512, layers=4, heads=8, max_len=MAX_LEN)
 
 
 def start(weights: Path, layout: str, port: int, trace: Path) -> subprocess.Popen[bytes]:
