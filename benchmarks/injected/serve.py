@@ -23,6 +23,10 @@ from linkwise.trace.gather import gather
 
 RANK = Path(__file__).with_name("rank.py")
 UP_S, OVER_S = 120.0, 90.0
+BITES, WAVES = (
+    5,
+    20,
+)  # periods a quota must have stopped its rank in; at most so many more waves of requests until it has
 CPU = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")  # where a version 1 and a version 2 hierarchy are mounted
 PERIOD_US = 100_000
 
@@ -111,10 +115,13 @@ def _serve(trial: Trial, folder: Path) -> tuple[float, str, float]:
         began = time.monotonic()
         with _noise(trial.noise):
             sinks = _submit(unit, trial)
-            struck = _strike(unit, trial, held)
-            for sink in sinks:
-                if not sink.over.wait(OVER_S):
-                    raise TimeoutError("a request does not end")
+            struck, stat = _strike(unit, trial, held)
+            _ends(sinks)
+            # A tiny model may be done before its rank has used up what it may have in one period.
+            waves = 0
+            while stat is not None and not fault and _throttled(stat) < BITES and waves < WAVES:
+                waves += 1
+                _ends(_submit(unit, trial, waves * trial.requests))
         served = time.monotonic() - began
     finally:
         unit.stop()
@@ -122,10 +129,16 @@ def _serve(trial: Trial, folder: Path) -> tuple[float, str, float]:
     return struck, fault, served
 
 
-def _submit(unit: LocalUnit, trial: Trial) -> list[_Sink]:
-    chance = random.Random(trial.seed)  # noqa: S311 - test data
+def _ends(sinks: list[_Sink]) -> None:
+    for sink in sinks:
+        if not sink.over.wait(OVER_S):
+            raise TimeoutError("a request does not end")
+
+
+def _submit(unit: LocalUnit, trial: Trial, first: int = 0) -> list[_Sink]:
+    chance = random.Random(trial.seed + first)  # noqa: S311 - test data
     sinks = []
-    for number in range(trial.requests):
+    for number in range(first, first + trial.requests):
         prompt = tuple(chance.randrange(1, unit.arch.vocab) for _ in range(trial.prompt))
         sinks.append(_Sink())
         tokens = chance.randrange(trial.tokens * 3 // 4, trial.tokens + 1)
@@ -133,16 +146,23 @@ def _submit(unit: LocalUnit, trial: Trial) -> list[_Sink]:
     return sinks
 
 
-def _strike(unit: LocalUnit, trial: Trial, held: contextlib.ExitStack) -> float:
+def _strike(unit: LocalUnit, trial: Trial, held: contextlib.ExitStack) -> tuple[float, Path | None]:
+    """(time.monotonic() of the strike or 0, the file that counts how often a quota stopped the rank)."""
     if not (trial.signal or trial.quota):
-        return 0.0
+        return 0.0, None
     pid = next(fact.pid for fact in unit.facts if fact.rank == trial.rank)
     time.sleep(trial.after_s)
+    stat = None
     if trial.quota:
-        held.enter_context(_starved(pid, trial.quota))
+        stat = held.enter_context(_starved(pid, trial.quota))
     else:
         os.kill(pid, trial.signal)
-    return time.monotonic()
+    return time.monotonic(), stat
+
+
+def _throttled(stat: Path) -> int:
+    """Periods in which a group was stopped at its quota (the kernel's cgroup documentation, cpu.stat)."""
+    return next(int(line.split()[1]) for line in stat.read_text().splitlines() if line.startswith("nr_throttled"))
 
 
 def no_quota() -> str:
@@ -155,8 +175,8 @@ def no_quota() -> str:
 
 
 @contextlib.contextmanager
-def _starved(pid: int, share: float) -> Iterator[None]:
-    """A process in a control group of its own that gives it a share of one core."""
+def _starved(pid: int, share: float) -> Iterator[Path]:
+    """A process in a control group of its own that gives it a share of one core. Yields the group's cpu.stat."""
     one = next((top for top in CPU if (top / "cgroup.procs").exists()), None)
     if one is None:
         raise FileNotFoundError("no control groups are mounted")
@@ -169,7 +189,7 @@ def _starved(pid: int, share: float) -> Iterator[None]:
         else:
             (group / "cpu.max").write_text(f"{int(share * PERIOD_US)} {PERIOD_US}")
         (group / "cgroup.procs").write_text(str(pid))
-        yield
+        yield group / "cpu.stat"
     finally:
         with contextlib.suppress(OSError):
             (one / "cgroup.procs").write_text(str(pid))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linkwise.diagnose import chance
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.rules import pools
 from linkwise.diagnose.types import Fault, Finding
@@ -17,7 +18,9 @@ from linkwise.trace.events import Handoff
 
 RATIO = 3.0  # times its siblings' that a rank's part takes
 LEAST_NS = 5_000_000  # and longer by this: below it threads and clocks decide
+BURST_NS = 250_000_000  # of waiting in all that no program which runs for a moment costs
 FEWEST = 3  # handoffs
+USUAL = 0.25  # of its handoffs take no longer than its least: what else the machine does only adds to some
 SHARE = 0.5  # of the time from the prompt's end to the KV's arrival
 
 
@@ -66,37 +69,50 @@ def _slow(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> list[tup
     """
     took: dict[tuple[int, str], list[float]] = defaultdict(list)
     late: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for rows in parts.values():
+    charges: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)  # by unit and side
+    for (unit, _, _), rows in parts.items():
         sides = {side: [part for part in rows if part.row.side == side] for side in ("send", "take")}
         for side, mine in sides.items():
             first: dict[int, int] = {}  # by island of clocks: beginnings on others are not compared
             for part in mine:
                 island = case.clocks.island[part.place]
                 first[island] = min(part.began_ns, first.get(island, part.began_ns))
+            spent = []
             for part in mine:
+                behind = part.began_ns - first[case.clocks.island[part.place]]
                 took[part.place, side].append(part.ended_ns - part.began_ns)
-                late[part.place, side].append(part.began_ns - first[case.clocks.island[part.place]])
+                late[part.place, side].append(behind)
+                spent.append((behind + part.ended_ns - part.began_ns, part.place))
+            if len(spent) > 1:
+                (more, who), (less, _) = sorted(spent, reverse=True)[:2]
+                charges[unit, side].append((who, float(more - less)))
     late_ns = {key: float(np.median(values)) for key, values in late.items()}
-    spent = {key: float(np.median(values)) + late_ns[key] for key, values in took.items()}
+    usual_ns = {key: float(np.quantile(np.add(took[key], late[key]), 0.5)) for key in took}
+    least_ns = {key: float(np.quantile(np.add(took[key], late[key]), USUAL)) for key in took}
     found: dict[str, list[tuple[int, list[str]]]] = {"send": [], "take": []}
-    for (place, side), time in spent.items():
-        rest = [
-            other for key, other in spent.items() if key[1] == side and key[0] != place and _unit(case, key[0], place)
-        ]
-        if len(took[place, side]) < FEWEST or not rest:
+    for (place, side), time in least_ns.items():
+        siblings = [key for key in took if key[1] == side and key[0] != place and _unit(case, key[0], place)]
+        if len(took[place, side]) < FEWEST or not siblings:
             continue
-        usual = float(np.median(rest))
-        if time >= RATIO * usual and time - usual >= LEAST_NS:
-            words = [
-                f"{case.name(place)} {side}s a request's KV in {time / 1e6:.3g} ms"
-                f" (median of {len(took[place, side])}), its siblings in {usual / 1e6:.3g} ms",
-                f"it begins {late_ns[place, side] / 1e6:.3g} ms after the first of them",
-            ]
-            found[side].append((place, words))
+        usual = float(np.median([usual_ns[key] for key in siblings]))
+        if time < RATIO * usual or time - usual < LEAST_NS:
+            continue
+        paid = charges[case.joined.ranks[place].head.unit, side]
+        mine = sum(more for who, more in paid if who == place)
+        by_chance = chance.charged(np.asarray([more for _, more in paid]), mine, 1 + len(siblings))
+        if by_chance >= chance.LIKELY and mine < BURST_NS:
+            continue
+        words = [
+            f"{case.name(place)} {side}s a request's KV in {np.median(took[place, side]) / 1e6:.3g} ms (median of"
+            f" {len(took[place, side])}; {100 * (1 - USUAL):.0f} % of them, with their late beginning, take"
+            f" {time / 1e6:.3g} ms or more), its siblings in {usual / 1e6:.3g} ms",
+            f"it begins {late_ns[place, side] / 1e6:.3g} ms after the first of them",
+        ]
+        found[side].append((place, words))
     senders, takers = found["send"], found["take"]
     if senders and takers:
         # A late beginning is the rank's own. Without one it is the side that had more time of its own between calls.
-        own = [(place, why) for place, why in takers if late_ns[place, "take"] >= SHARE * spent[place, "take"]]
+        own = [(place, why) for place, why in takers if late_ns[place, "take"] >= SHARE * usual_ns[place, "take"]]
         if not own and _own_ns(case, takers) > _own_ns(case, senders):
             own = takers
         senders, takers = ([], own) if own else (senders, [])
