@@ -98,9 +98,9 @@ def _slow(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> list[tup
         if time < RATIO * usual or time - usual < LEAST_NS:
             continue
         paid = charges[case.joined.ranks[place].head.unit, side]
-        own = sum(more for who, more in paid if who == place)
-        by_chance = chance.charged(np.asarray([more for _, more in paid]), own, 1 + len(siblings))
-        if by_chance >= chance.LIKELY and own < BURST_NS:
+        charge = sum(more for who, more in paid if who == place)
+        by_chance = chance.charged(np.asarray([more for _, more in paid]), charge, 1 + len(siblings))
+        if by_chance >= chance.LIKELY and charge < BURST_NS:
             continue
         words = [
             f"{case.name(place)} {side}s a request's KV in {np.median(took[place, side]) / 1e6:.3g} ms (median of"
