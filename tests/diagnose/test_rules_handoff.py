@@ -171,6 +171,19 @@ class TestRecords:
         assert (finding.class_, finding.original_fault.ranks) == ("handoff_stalled", (3,))
         assert "decode side" in finding.summary
 
+    def test_four_handoffs_a_little_slower_may_be_chance_and_eight_are_not(self) -> None:
+        # One of two equal ranks is the slower one of all n with probability 2 x 0.5 ** n: 0.125 of 4, 0.008 of 8.
+        for count, named in ((4, 0), (8, 1)):
+            well, slow = [(1, 5)] * count, [(1, 21)] * count
+            ranks = [record(0, "send", well), record(1, "send", well), record(2, "take", well), record(3, "take", slow)]
+            assert len(found(ranks=ranks)) == named
+
+    def test_a_taker_that_is_slow_in_most_handoffs_only_is_not_named(self) -> None:
+        mixed = [(1, 41)] * 8 + [(1, 5)] * 4  # a third of them as fast as its sibling: something else took the core
+        ranks = [record(0, "send", [(1, 5)] * 12), record(1, "send", [(1, 5)] * 12)]
+        ranks += [record(2, "take", [(1, 5)] * 12), record(3, "take", mixed)]
+        assert found(ranks=ranks) == []
+
     def test_beginnings_on_clocks_that_nothing_binds_are_not_compared(self) -> None:
         # Rank 3's host is ahead by 10 s, and no call ties its clock to the others'.
         ahead = [(10_001, 10_005)] * 4
