@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 from linkwise.core.errors import InputError
 
 if TYPE_CHECKING:
+    from linkwise.engine.step_constants import StepCalibration
+    from linkwise.simulate.calibrate.kernels import Outcome as Kernels
     from linkwise.simulate.calibrate.own import Outcome
     from linkwise.workload.results import LeftOut
 
 
 def calibrate(
     files: "str | Path | Sequence[str | Path]", *, engine: str = "", model: str = "", on: str = "",
-    tp: int | None = None, base: "str | Path" = "",
+    tp: int | None = None, base: "str | Path | StepCalibration" = "",
 ) -> "Outcome":  # fmt: skip
     """What do my own results say of an engine's step? `fitted` says also which rows were left out, and why.
 
@@ -26,11 +28,11 @@ def calibrate(
 
 def fitted(
     files: "str | Path | Sequence[str | Path]", *, engine: str = "", model: str = "", on: str = "",
-    tp: int | None = None, base: "str | Path" = "",
+    tp: int | None = None, base: "str | Path | StepCalibration" = "",
 ) -> "tuple[Outcome, tuple[LeftOut, ...]]":  # fmt: skip
     """The outcome, and every row that was left out with its reason."""
     from linkwise.cluster.read import load as cluster
-    from linkwise.engine import registry, step_calibrations
+    from linkwise.engine import registry
     from linkwise.simulate.calibrate.own import calibrate as decide
     from linkwise.simulate.calibrate.rows import Given, cases_of
     from linkwise.workload import results
@@ -46,8 +48,41 @@ def fitted(
     if not found.cases:
         why = f": {left_out[0].where}: {left_out[0].reason}" if left_out else ""
         raise InputError(f"no row can be simulated{why}", where="calibrate", expected="rows with model, GPU and load")
-    known = step_calibrations.load(base) if base else found.cases[0].served.engine.calibration
+    known = _known(base) or found.cases[0].served.engine.calibration
     return decide(found.cases, known, source=", ".join(Path(path).name for path in paths)), left_out
+
+
+def kernels(
+    tables: str, *, engine: str, on: str, base: "str | Path" = ""
+) -> "Kernels":  # fmt: skip
+    """What do kernels that were measured one by one say of a GPU's rates? Constants of `base` with those replaced.
+
+    tables: a folder of parquet tables, or "aiconfigurator" for the installed package. engine: whose, such as
+    vllm==0.24. on: a cluster or node with the GPU. Raises InputError where no table can be used.
+    """
+    from linkwise.cluster.read import load as cluster
+    from linkwise.engine import registry
+    from linkwise.simulate.calibrate import kernel_tables
+    from linkwise.simulate.calibrate.kernels import from_kernels
+
+    for word, option in ((engine, "--engine"), (on, "--on")):
+        if not word:
+            raise InputError("missing", where=option, expected="whose kernels: --engine vllm==0.24 --on h100-sxm")
+    served, gpu = registry.get(engine), cluster(on).accelerator
+    known = _known(base) or served.calibration
+    if known is None:
+        raise InputError(
+            f"{served.name} has no constants of its own", where="--engine", expected="vllm, sglang, trtllm"
+        )
+    if known.engine != served.name:
+        raise InputError(f"constants of {known.engine}", where="--base", expected=f"those of {served.name}")
+    return from_kernels(kernel_tables.find(tables, gpu.name, served.name, served.version), gpu, known)
+
+
+def _known(base: "str | Path | StepCalibration") -> "StepCalibration | None":
+    from linkwise.engine import step_calibrations
+
+    return (step_calibrations.load(base) if base else None) if isinstance(base, (str, Path)) else base
 
 
 def _is(word: str, name: str) -> bool:

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from linkwise.core.errors import InputError
+
+if TYPE_CHECKING:
+    from linkwise.engine.step_constants import StepCalibration
 
 _ROWS, _OUT = "What the files do not say", "Output"
 
@@ -18,8 +21,9 @@ def register(
 
     def calibrate(
         files: Annotated[
-            list[Path], typer.Argument(help="results of vllm bench serve, SGLang, aiperf, guidellm, genai-perf, or CSV")
-        ],
+            list[Path] | None,
+            typer.Argument(help="results of vllm bench serve, SGLang, aiperf, guidellm, genai-perf, or CSV"),
+        ] = None,
         engine: Annotated[
             str, typer.Option(help="of rows that name none, such as vllm==0.11; no other's rows", rich_help_panel=_ROWS)
         ] = "",
@@ -33,6 +37,12 @@ def register(
         base: Annotated[
             str, typer.Option(help="constants to start from  [default: the shipped ones]", metavar="FILE")
         ] = "",
+        kernels: Annotated[
+            str,
+            typer.Option(
+                metavar="FOLDER", help="tables of single kernels, before any results; aiconfigurator = the package's"
+            ),
+        ] = "",
         *,
         output: Annotated[
             Path | None, typer.Option("-o", "--output", help="write the calibration", rich_help_panel=_OUT)
@@ -45,13 +55,27 @@ def register(
         ] = False,
     ) -> int:  # fmt: skip
         """Fit an engine's step to your own results. Exit code 1: rows left out are predicted worse than before."""
-        from linkwise.api_calibrate import fitted
+        from linkwise import api_calibrate
         from linkwise.engine import step_calibrations
-        from linkwise.report.calibrate import screen
+        from linkwise.report.calibrate import kernel_screen, screen
 
         if output is not None and output.is_dir():
             raise InputError("is a folder", where=str(output), expected="a file to write")
-        outcome, left_out = fitted(files, engine=engine, model=model, on=on, tp=tp, base=base)
+        if not files and not kernels:
+            raise InputError("nothing to fit to", where="calibrate", expected="files of results, or --kernels")
+        start: str | StepCalibration = base
+        if kernels:
+            measured = api_calibrate.kernels(kernels, engine=engine, on=on, base=base)
+            start = measured.calibration
+            if not files:
+                if output is not None:
+                    output.write_text(step_calibrations.dump(start), encoding="utf-8")
+                if json:
+                    show_json(measured)
+                else:
+                    show(kernel_screen(measured, written=str(output or "")))
+                return 0
+        outcome, left_out = api_calibrate.fitted(files or [], engine=engine, model=model, on=on, tp=tp, base=start)
         if output is not None:
             output.write_text(step_calibrations.dump(outcome.calibration), encoding="utf-8")
         if json:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from linkwise.report.text import table
+from linkwise.simulate.calibrate.kernels import Outcome as Kernels
 from linkwise.simulate.calibrate.own import Error, Moved, Outcome
 from linkwise.workload.results import LeftOut
 
@@ -32,6 +33,28 @@ def screen(
     lines += [f"left out   {one.where}: {one.reason}" for one in left_out[:_FEW]]
     if len(left_out) > _FEW:
         lines.append(f"left out   {len(left_out) - _FEW} more rows")
+    if written:
+        lines.append(f"written    {written}: linkwise plan MODEL --on CLUSTER --calibration {written}")
+    return lines
+
+
+def kernel_screen(found: Kernels, *, written: str = "") -> "list[str | Table]":
+    """What each table of kernels said, and the tables that said nothing."""
+    lines: list[str | Table] = [
+        f"kernels    {found.calibration.source}",
+        table(
+            ["table", "with", ">rows used", ">of", ">off (median)", ">launch us", "constants"],
+            [
+                [p.table, p.version, str(p.rows), str(p.of), f"{p.off:.0%}", f"{p.launch_us:.3g}",
+                 ", ".join(f"{name} {value:.3g}" for name, value in p.constants.items())]
+                for p in found.parts if p.constants
+            ],
+        ),
+    ]  # fmt: skip
+    lines += [f"left out   {p.table}: {p.why}" for p in found.parts if not p.constants]
+    lines.append(
+        "trust      kernels alone say nothing of an engine's own time: intervals are those of an unknown model"
+    )
     if written:
         lines.append(f"written    {written}: linkwise plan MODEL --on CLUSTER --calibration {written}")
     return lines
