@@ -20,7 +20,7 @@ from tests.launch.made import asked, deployment
 from tests.launch.test_kubernetes import pools
 
 from linkwise.core.layout import Layout
-from linkwise.launch import registry, sessions
+from linkwise.launch import guard, registry, sessions
 from linkwise.launch.build import assemble
 from linkwise.launch.types import Deployment, Served
 from linkwise.launch.write import write
@@ -200,6 +200,23 @@ def test_a_killed_server_is_named(two: Ran) -> None:
     assert when - began <= 2.0
     two.wait("replica-0 serves again", after=began)
     assert len(two.workers()) == 2  # the orphan of the first life is gone
+
+
+def test_a_launcher_that_is_killed_leaves_no_engine_behind(two: Ran) -> None:
+    for name in ("replica-0", "replica-1"):
+        two.wait(f"{name} serves")
+    assert len(two.workers()) == 2
+    two.process.kill()
+    two.process.wait(10)
+    until = time.monotonic() + 30
+    while two.workers() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not two.workers()
+
+
+def test_what_a_guard_still_has_to_end() -> None:
+    lines = [b"+10\n", b"+11\n", b"-10\n", b"+12\n", b"anything\n", b"+\n", b"-99\n", b"+" + b"1" * 50 + b"\n"]
+    assert guard.left(lines) == {11, 12}
 
 
 def test_two_pools(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import uvicorn
 
 from linkwise.core.errors import InputError, Refused
 from linkwise.launch.front import Front
+from linkwise.launch.guard import Guard
 from linkwise.launch.types import Deployment, Role
 from linkwise.launch.unit import EngineUnit
 from linkwise.launch.write import read
@@ -33,7 +34,17 @@ def run(folder: Path, rules: Rules, say: Say, *, bound_s: float, timeout_s: floa
     made = read(folder)
     if start:
         _here(made)
-    units = units_of(made, folder, bound_s=bound_s, start=start)
+    guard = Guard() if start else None
+    try:
+        return _routed(made, units_of(made, folder, bound_s=bound_s, guard=guard), rules, say, bound_s, timeout_s)
+    finally:
+        if guard is not None:
+            guard.close()
+
+
+def _routed(
+    made: Deployment, units: dict[Role, list[EngineUnit]], rules: Rules, say: Say, bound_s: float, timeout_s: float
+) -> int:
     pools = [units["both"]] if units["both"] else [units["prefill"], units["decode"]]
     front = next(p for p in made.processes if p.url == made.front)
     listen = "127.0.0.1" if front.host == "127.0.0.1" else "0.0.0.0"  # noqa: S104 - as the files have it
@@ -41,8 +52,8 @@ def run(folder: Path, rules: Rules, say: Say, *, bound_s: float, timeout_s: floa
         return asyncio.run(_serve(pools, rules, say, listener, bound_s=bound_s, timeout_s=timeout_s))
 
 
-def units_of(made: Deployment, folder: Path, *, bound_s: float, start: bool) -> dict[Role, list[EngineUnit]]:
-    """A unit per group, by role."""
+def units_of(made: Deployment, folder: Path, *, bound_s: float, guard: Guard | None) -> dict[Role, list[EngineUnit]]:
+    """A unit per group, by role. guard: of the processes to be started; None = they were started elsewhere."""
     found: dict[Role, list[EngineUnit]] = {"both": [], "prefill": [], "decode": []}
     for group in made.groups:
         own = [p for p in made.processes if p.group == group.name]
@@ -52,8 +63,10 @@ def units_of(made: Deployment, folder: Path, *, bound_s: float, start: bool) -> 
                 f"{group.name} opens no door of its own: {made.engine} routes its groups itself", where="--start",
                 hint="start.sh starts it",
             )  # fmt: skip
-        processes = [p for p in own if not p.started_by] if start else []
-        unit = EngineUnit(group.name, processes, doors[0], folder.resolve(), made.called, bound_s=bound_s)
+        processes = [p for p in own if not p.started_by] if guard is not None else []
+        unit = EngineUnit(
+            group.name, processes, doors[0], folder.resolve(), made.called, bound_s=bound_s, guard=guard
+        )  # fmt: skip
         found[group.role].append(unit)
     return found
 

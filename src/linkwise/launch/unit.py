@@ -20,12 +20,12 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes
 from linkwise.core.printable import clipped, printable
 from linkwise.launch import sessions
+from linkwise.launch.guard import GRACE_S, Guard
 from linkwise.launch.types import Process
 from linkwise.supervise.types import Event, Fault, FaultKind, Job, Load, State
 
 LOOK_S = 0.5  # between two looks at the processes
 STOPPED_S = 2.0  # a process that is stopped for so long is at fault; a debugger's stop in passing is not
-GRACE_S = 20.0  # for an orderly end
 _MOST_ANSWER = 1 << 20
 # How Python and the engines say why: "RuntimeError: no device", "Worker proc 0 died unexpectedly (exit code: -4)".
 _REASON = re.compile(r"\b\w*(Error|Exception): \S|died unexpectedly")
@@ -38,16 +38,19 @@ class EngineUnit:
     """One group. bound_s: a worker that does nothing is named within it. Without processes of its own (started
     elsewhere) only its answers are watched.
 
+    guard: told of every session, so that none outlives this process.
     last_s: time.monotonic() of the last sign of a token, also given by whoever passes answers on.
     """
 
     max_tokens = 0
 
     def __init__(
-        self, name: str, processes: Sequence[Process], door: Process, folder: Path, model: str, *, bound_s: float
-    ) -> None:
+        self, name: str, processes: Sequence[Process], door: Process, folder: Path, model: str, *, bound_s: float,
+        guard: Guard | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.door, self.last_s = name, door, 0.0
         self._processes, self._folder, self._model, self._bound_s = tuple(processes), folder, model, bound_s
+        self._guard = guard
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._from: dict[str, int] = {}  # where its log begins in this life
         self._state: State = "stopped"
@@ -107,7 +110,7 @@ class EngineUnit:
         with open(logs / f"{process.name}.log", "ab") as log:
             self._from[process.name] = log.tell()
             script = str(self._folder / "processes" / f"{process.name}.sh")
-            return subprocess.Popen(  # noqa: S603 - the folder's own script
+            started = subprocess.Popen(  # noqa: S603 - the folder's own script
                 ["/usr/bin/env", "bash", script],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -115,12 +118,17 @@ class EngineUnit:
                 start_new_session=True,
                 cwd=self._folder,
             )
+        if self._guard is not None:
+            self._guard.started(started.pid)
+        return started
 
     def _end(self) -> None:
         sessions.end([p.pid for p in self._running.values()], GRACE_S)
         for process in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
+            if self._guard is not None:
+                self._guard.ended(process.pid)
         self._running = {}
 
     def _sessions(self) -> list[int]:
