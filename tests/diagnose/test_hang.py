@@ -248,3 +248,29 @@ def test_one_device_in_a_call_of_four_does_not_say_who_is_the_odd_one():
     rows = {rank: enqueued(6, 5, ("scheduled",)) for rank in range(3)} | {3: enqueued(6, 5, ("started",))}
     found = diagnose(evidence(rows, FOUR, world=4, transport="nccl"))
     assert named(found) == [("hang", (), False)]
+
+
+def test_calls_under_way_in_records_of_a_moving_group_are_no_hang():
+    rows = {rank: calls(6, open_last=True) for rank in (0, 1, 3)} | {2: calls(5)}
+    found = evidence(rows, FOUR, world=4)
+    ranks = tuple(msgspec.structs.replace(rank, moving=rank.head.rank == 1) for rank in found.trace.ranks)
+    moving = msgspec.structs.replace(found, trace=msgspec.structs.replace(found.trace, ranks=ranks))
+    assert named(diagnose(moving)) == []
+    assert "count as no hang" in diagnose(moving).notes[0]
+    # A watchdog that fired says that it stands.
+    fired = Fact("watchdog", "timeout", rank=0, text="Watchdog caught collective operation timeout")
+    assert ("stopped_rank", (2,), True) in named(diagnose(msgspec.structs.replace(moving, facts=(fired,))))
+
+
+def test_a_dump_that_ends_before_what_its_peers_completed_is_of_an_earlier_moment():
+    # All-reduce 5 is over on rank 0, so rank 2 entered it after its dump, by whose count it had entered 4.
+    rows = {0: calls(7, open_last=True), 1: calls(7, open_last=True), 2: calls(5), 3: calls(6)}
+    counts = {0: (6, 5), 1: (6, 5), 2: (4, 4), 3: (5, 5)}
+    found = evidence(rows, FOUR, world=4)
+    ranks = tuple(
+        msgspec.structs.replace(rank, marks=(Mark("tp", counts[rank.head.rank][0], -1, counts[rank.head.rank][1]),))
+        for rank in found.trace.ranks
+    )
+    told = diagnose(msgspec.structs.replace(found, trace=msgspec.structs.replace(found.trace, ranks=ranks)))
+    assert named(told) == []
+    assert "call 5 of group tp is over, which rank 2 had not entered" in told.notes[0]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from linkwise.diagnose.progress import Board, Stall, fronts, progress, stalls
+from linkwise.diagnose.progress import Board, Stall, fronts, moving, progress, stalls
 from linkwise.diagnose.timing import Timing, timing
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.plan.types import Plan
@@ -41,22 +41,37 @@ class Case:
         return timing(self.joined, self.clocks.island)
 
     @cached_property
+    def moving(self) -> dict[str, str]:
+        """Units whose calls went on while their records were taken, with what shows it: in them calls under way are no
+        hang. Empty where anything says that they stand: a watchdog, an error, an end."""
+        if any(self.facts(kind) for kind in ("watchdog", "error", "exit", "missing")):
+            return {}
+        return moving(self.joined, self.board)
+
+    def _stands(self, place: int) -> bool:
+        return self.joined.ranks[place].head.unit not in self.moving
+
+    @cached_property
     def board(self) -> Board:
         return progress(self.joined)
 
     @cached_property
     def fronts(self) -> dict[int, int]:
-        return fronts(self.joined)
+        """By record, the row of `Joined.rows` it stands in, of units that do not move."""
+        return {place: row for place, row in fronts(self.joined).items() if self._stands(place)}
 
     @cached_property
     def stalls(self) -> list[Stall]:
-        return stalls(self.joined, self.board)
+        """Groups somebody is stuck in, of units that do not move."""
+        found = stalls(self.joined, self.board)
+        return [one for one in found if self.joined.groups[one.group].unit not in self.moving]
 
     @cached_property
     def waiting(self) -> frozenset[int]:
-        """Records that end inside a call, a message or an operation of their own."""
+        """Records that end inside a call, a message or an operation of their own, of units that do not move."""
         alone = self.joined.alone
-        return frozenset(self.fronts) | set(alone.who[alone.state == STARTED].tolist())
+        own = {place for place in alone.who[alone.state == STARTED].tolist() if self._stands(place)}
+        return frozenset(self.fronts) | own
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` gives, made when it is first asked for under that name."""

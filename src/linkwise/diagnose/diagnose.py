@@ -1,5 +1,7 @@
 """From evidence to findings: every rule, what explains what, and a table of the ranks."""
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 
@@ -34,8 +36,17 @@ def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str
         used=tuple(f"{one.path}: {one.format}" for one in evidence.used),
         unusable=tuple(Bad(path=one.path, reason=one.reason) for one in evidence.unusable),
         clocks=_clocks(case),
-        notes=tuple(filter(None, (routes.note(case), *_notes(evidence))))[:64],
+        notes=tuple(filter(None, (routes.note(case), *_moving(case), *_notes(evidence))))[:64],
     )
+
+
+def _moving(case: Case) -> Iterator[str]:
+    """What is not looked for in records of a group that was on its way when they were taken."""
+    for unit, why in list(case.moving.items())[:8]:
+        yield (
+            f"{f'{unit}: ' if unit else ''}these records were taken while calls went on ({why}): calls under way"
+            " in them count as no hang. If it hangs now, take them again"
+        )
 
 
 def _notes(evidence: Evidence) -> tuple[str, ...]:

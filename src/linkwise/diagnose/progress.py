@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.trace.calls import DONE, FAILED, SCHEDULED, STARTED
+from linkwise.trace.clocks import TOGETHER
 from linkwise.trace.joined import P2P, Joined
 
 # Backends whose calls complete on a device, so that a rank's "completed" is its device's and not the caller's return.
@@ -45,6 +46,32 @@ def stalls(joined: Joined, board: Board) -> list[Stall]:
         stands = [int(joined.rows.sequence[one.open[0]]) for one in members.values() if one.open]
         if stands:
             found.append(Stall(place, min(stands), max(stands)))
+    return found
+
+
+def moving(joined: Joined, board: Board) -> dict[str, str]:
+    """Units whose calls went on while their records were taken, with what shows it, in words.
+
+    Either a recorder says so; or a member is done with a call that another, by its own count at that moment, had not
+    entered yet: it did so later, as no call is over anywhere before everybody entered it.
+    """
+    found = {
+        rank.head.unit: f"calls of rank {rank.head.rank} ended between its recorder's last look and its dump"
+        for rank in joined.ranks
+        if rank.moving
+    }
+    rows = joined.rows
+    whole = (rows.state == DONE) & np.isin(rows.op, [joined.op(name) for name in TOGETHER])
+    last = np.full(len(joined.groups), -1, np.int64)
+    np.maximum.at(last, rows.group[whole], rows.sequence[whole])
+    for place, members in board.items():
+        late = [rank for rank, one in members.items() if one.counted and 0 <= one.enqueued < last[place]]
+        group = joined.groups[place]
+        if late and group.unit not in found:
+            found[group.unit] = (
+                f"call {last[place]} of group {group.key} is over, which rank {late[0]} had not entered when its record"
+                " was taken"
+            )
     return found
 
 

@@ -81,7 +81,9 @@ def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
     nobody is known to be last.
     """
     rows = joined.rows
-    arrive = np.where(rows.started_ns > 0, rows.started_ns, rows.created_ns)
+    polled = np.asarray([rank.polled for rank in joined.ranks], bool)[rows.who]
+    arrive = np.where((rows.started_ns > 0) & ~polled, rows.started_ns, rows.created_ns)
+    ended = np.where(polled, 0, rows.ended_ns)  # up to a tenth of a second late: no time to reckon with
     if not len(arrive) or not (arrive > 0).any():
         return None
     first = joined.first[:-1]
@@ -93,7 +95,7 @@ def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
     whole &= ~apart
     last = np.maximum.reduceat(arrive, first)
     lead = np.where(apart, -1, _lead(rows.who, arrive, last[call], call, joined.calls))
-    leave = _leave(joined, arrive, last, call, whole)
+    leave = _leave(ended, arrive, last, call, whole)
     gap = _gaps(joined, arrive, leave)
     # Rows in the order of their arrival: of each call the one with which half are there (of two, the first), the last.
     order = np.lexsort((arrive, call))
@@ -101,7 +103,7 @@ def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
     wait = np.where(whole, last - arrive[middle], 0)
     ends = np.where(leave > 0, leave, np.iinfo(np.int64).max)
     soonest = np.minimum.reduceat(ends, first)
-    known = rows.ended_ns > 0
+    known = ended > 0
     # A sender may return at once: a message has moved when its receiver has it.
     taken = np.maximum.reduceat(np.where(rows.op == joined.op("recv"), leave, 0), first)
     soonest = np.where(taken > 0, taken, soonest)
@@ -169,9 +171,8 @@ def _lead(who: Ints, arrive: Ints, last: Ints, call: Ints, calls: int) -> Ints:
     return lead
 
 
-def _leave(joined: Joined, arrive: Ints, last: Ints, call: Ints, whole: npt.NDArray[np.bool_]) -> Ints:
+def _leave(ended: Ints, arrive: Ints, last: Ints, call: Ints, whole: npt.NDArray[np.bool_]) -> Ints:
     """When each row's rank left its call: as recorded; else, for a call all entered, not before the last arrival."""
-    ended = joined.rows.ended_ns
     return np.where(ended > 0, np.maximum(ended, arrive), np.where(whole[call] & (arrive > 0), last[call], 0))
 
 

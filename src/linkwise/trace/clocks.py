@@ -4,9 +4,10 @@ The last to arrive at an all-reduce, all-gather, all-to-all or barrier lets ever
 member's clock. So the median difference of two clocks over their common ends is how far they are apart, and what
 remains around it says how well that is known.
 
-Where there are no common ends, two orders bound the difference. A message is not received before its sending began.
-And callers that wait for each call begin the next one of a group only after everybody has begun this one. Each bounds a
-pair of clocks from one side; bounds add up along any way from clock to clock (a ring of stages closes them), and the
+Where there are no common ends, or recorders note them up to a tenth of a second late, three orders bound the
+difference. A message is not received before its sending began. No member's call is over before all have entered it.
+And callers that wait for each call begin the next one of a group only after everybody has begun this one. Each bounds
+a pair of clocks from one side; bounds add up along any way from clock to clock (a ring of stages closes them), and the
 tightest way counts. Clocks are moved only as far as the bounds ask. Clocks that no bounds tie from both sides stay
 apart: what happened first on them is not known.
 """
@@ -66,11 +67,12 @@ def align(trace: Trace, joined: Joined | None = None) -> Clocks:
     of = np.asarray(clock, np.int64)
     entries = np.bincount(of[joined.rows.who], minlength=max(clock) + 1)
     order = sorted(range(len(entries)), key=lambda one: -int(entries[one]))
-    call, who, time = _moments(joined, joined.rows.ended_ns)
+    polled = np.asarray([rank.polled for rank in joined.ranks])[joined.rows.who]
+    call, who, time = _moments(joined, np.where(polled, 0, joined.rows.ended_ns))
     gaps = _by_ends(of[who], call, time)
     tied = _tied(gaps, order)
     if any(one.island for one in tied.values()):
-        tied = _islands(tied, _limits(joined, of), order)
+        tied = _islands(tied, _limits(joined, of, polled), order)
     places = [tied[mine] for mine in clock]
     shift = {place: -one.ahead for place, one in enumerate(places)}
     moved = time - np.asarray([one.ahead for one in places], np.int64)[who]
@@ -97,20 +99,24 @@ def _clocks(trace: Trace) -> list[int]:
 
 def _moments(joined: Joined, times: Ints) -> tuple[Ints, Ints, Ints]:
     """Call, record and time of the newest entries of calls that all members leave together, where the time is known."""
+    kept, call = _shared(joined, times)
+    return call, joined.rows.who[kept], times[kept]
+
+
+def _shared(joined: Joined, times: Ints) -> tuple[Ints, Ints]:
+    """Rows with a time of the newest calls that all members leave together and two records have, and their calls."""
     rows = joined.rows
-    together = np.isin(rows.op, [joined.op(name) for name in TOGETHER]) & (times > 0)
+    together = np.flatnonzero(np.isin(rows.op, [joined.op(name) for name in TOGETHER]) & (times > 0))
     call = np.repeat(np.arange(joined.calls), np.diff(joined.first))[together]
-    who, time = rows.who[together], times[together]
     if not len(call):
-        return call, who, time
-    # A call counts when two records have it; the newest ones first.
+        return together, call
     counts = np.bincount(call, minlength=joined.calls)
     newest = np.zeros(joined.calls, np.int64)
-    np.maximum.at(newest, call, time)
+    np.maximum.at(newest, call, times[together])
     shared = np.flatnonzero(counts > 1)
     keep = np.zeros(joined.calls, bool)
     keep[shared[np.argsort(newest[shared])[-MOST:]]] = True
-    return call[keep[call]], who[keep[call]], time[keep[call]]
+    return together[keep[call]], call[keep[call]]
 
 
 def _by_ends(clock: Ints, call: Ints, time: Ints) -> dict[tuple[int, int], int]:
@@ -147,17 +153,36 @@ def _tied(gaps: dict[tuple[int, int], int], order: list[int]) -> dict[int, _Plac
     return found
 
 
-def _limits(joined: Joined, of: Ints) -> tuple[_Limits, _Limits]:
-    """By messages, which nothing contradicts, and by all orders. of: the clock of each record."""
+def _limits(joined: Joined, of: Ints, polled: np.ndarray) -> tuple[_Limits, _Limits]:
+    """By messages and ends, which nothing contradicts, and by all orders. of: the clock of each record; polled: rows
+    whose ends are late, and whose callers do not wait for each call."""
     by_message = _by_messages(joined, of)
+    if polled.any():
+        by_message = _tightest(by_message, _by_late_ends(joined, of))
     begun = np.where(joined.rows.started_ns > 0, joined.rows.started_ns, joined.rows.created_ns)
-    call, who, time = _moments(joined, begun)
+    call, who, time = _moments(joined, np.where(polled, 0, begun))
     by_order = _by_order(of[who], call, time, joined.rows.group[joined.first[:-1]])
-    both = {
-        pair: min(by_message.get(pair, by_order.get(pair, 0)), by_order.get(pair, by_message.get(pair, 0)))
-        for pair in {*by_message, *by_order}
-    }
-    return by_message, both
+    return by_message, _tightest(by_message, by_order)
+
+
+def _tightest(a: _Limits, b: _Limits) -> _Limits:
+    return {pair: min(a.get(pair, b.get(pair, 0)), b.get(pair, a.get(pair, 0))) for pair in {*a, *b}}
+
+
+def _by_late_ends(joined: Joined, of: Ints) -> _Limits:
+    """By calls that are over: on no member's clock before any member entered them."""
+    created, ended = joined.rows.created_ns, joined.rows.ended_ns
+    kept, call = _shared(joined, np.where(created > 0, ended, 0))
+    clock = of[joined.rows.who[kept]]
+    ends, begins = _each(clock, call, ended[kept]), _each(clock, call, created[kept])
+    found: _Limits = {}
+    for here in ends:
+        hub = min(ends[here])
+        for other in ends[here]:
+            for a, b in ((hub, other), (other, hub)) if other != hub else ():
+                gap = ends[here][b][0] - begins[here][a][1]
+                found[a, b] = min(found.get((a, b), gap), gap)
+    return found
 
 
 def _by_order(clock: Ints, call: Ints, time: Ints, group: Ints) -> _Limits:

@@ -136,7 +136,9 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     calls, batches and handoffs are in the order in which the rank finished or began them. only_open: the record holds
     calls that were not done alone, so that one without an entry is not one that was skipped. busy_ns: of the rows of
-    own work in their order, how long of each something ran; () = all of it. format: of the file.
+    own work in their order, how long of each something ran; () = all of it. format: of the file. polled: ends are when
+    somebody looked, up to a tenth of a second late, and starts are true to ends alone. taken_ns: when the record was
+    taken, on the rank's clock, 0 = not known. moving: calls ended just before that.
     """
 
     head: Head
@@ -149,6 +151,9 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     busy_ns: tuple[int, ...] = ()
     lost: int = 0
     cut: bool = False
+    polled: bool = False
+    taken_ns: int = 0
+    moving: bool = False
     source: str = ""
     format: str = ""
 

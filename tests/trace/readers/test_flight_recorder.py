@@ -107,7 +107,8 @@ def test_a_dump(tmp_path: Path) -> None:
         "default_pg:0": (0, 1, 2, 3, 4, 5, 6, 7), "TP:5": (2, 3), "PP:12": (2, 6), "31": (2, 3, 6, 7)
     }  # fmt: skip
     first, _, last = found.calls
-    assert first == (-1, "TP:5", "", "all_reduce", 1, 4 * 8 * 2, "bfloat16", -1, T, T + 100, T + 900, "done")
+    # Start and end were found together: the start is not known.
+    assert first == (-1, "TP:5", "", "all_reduce", 1, 4 * 8 * 2, "bfloat16", -1, T, 0, T + 900, "done")
     assert last == (-1, "default_pg:0", "", "broadcast", 3, 64, "bfloat16", -1, T + 2000, 0, 0, "scheduled")
     assert (found.only_open, found.lost) == (False, 0)
     assert found.marks == (Mark("default_pg:0", 4, -1, 4), Mark("TP:5", 9, -1, 7))
@@ -208,6 +209,35 @@ def test_states(tmp_path: Path) -> None:
         "its backend records no completions: a call that is over counts as done, even if it failed",
     )
     assert reading.ranks[0].head.transport == "gloo"
+
+
+def test_times_of_looking_are_not_taken_for_starts(tmp_path: Path) -> None:
+    """FlightRecorderDetail.hpp: the watchdog notes start and end when it finds a call over; a dump those it finds."""
+    ms = 1_000_000
+
+    def looked(number: int, at_ms: int, **fields: Any) -> dict[str, Any]:
+        times = {"time_discovered_started_ns": T + at_ms * ms, "time_discovered_completed_ns": T + at_ms * ms + 2000}
+        return entry(number, **(times | fields))
+
+    over = [looked(0, 100, duration_ms=0.5), looked(1, 100, duration_ms=30)]
+    found_by_dump = looked(2, 160, retired=False)
+    found = rank(tmp_path, *over, found_by_dump, entry(3, **OPEN))
+    assert (found.polled, found.moving, found.taken_ns) == (True, True, T + 160 * ms + 2000)
+    starts = [call.started_ns - T if call.started_ns else 0 for call in found.calls]
+    assert starts == [100 * ms + 2000 - 500_000, 70 * ms + 2000, 0, 0]  # before the end by what the kernel took
+    hung = rank(
+        tmp_path, *over, entry(3, **(OPEN | {"state": "started", "time_discovered_started_ns": T + 60_000 * ms}))
+    )
+    assert (hung.polled, hung.moving, hung.taken_ns) == (True, False, T + 60_000 * ms)
+    # The dump of a process whose watchdog hangs finds calls, too, but long after the last one was enqueued.
+    late = rank(tmp_path, *over, looked(2, 60_000, retired=False))
+    assert (late.moving, late.taken_ns) == (False, T + 60_000 * ms + 2000)
+    # Starts and ends of another writer are what they say; one that retires nothing says nothing by it.
+    true = [looked(n, 100, time_discovered_completed_ns=T + 101 * ms) for n in range(3)]
+    assert not rank(tmp_path, *true).polled
+    assert not rank(tmp_path, *(looked(n, 100, retired=False) for n in range(3))).moving
+    with pytest.raises(InputError, match="duration_ms"):
+        rank(tmp_path, looked(0, 100, duration_ms="long"))
 
 
 def test_only_what_is_open(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def _told(case: Case) -> dict[int, Finding]:
 def _behind_on_device(case: Case) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for place, members in case.board.items():
+        if case.joined.groups[place].unit in case.moving:
+            continue
         counted = {rank: one for rank, one in members.items() if one.counted and on_device(case.joined, one.who)}
         most = max((one.completed for one in counted.values()), default=-1)
         for rank, one in counted.items():

@@ -17,7 +17,8 @@ def _open(case: Case) -> list[int]:
     """Rows of messages that are not over and whose peer is known."""
     rows = case.joined.rows
     p2p = np.isin(rows.op, [case.joined.op(name) for name in P2P])
-    return np.flatnonzero(p2p & (rows.state != DONE) & (rows.peer >= 0)).tolist()
+    found = np.flatnonzero(p2p & (rows.state != DONE) & (rows.peer >= 0)).tolist()
+    return [row for row in found if case.joined.ranks[int(rows.who[row])].head.unit not in case.moving]
 
 
 def awaited(case: Case, gone: set[int]) -> dict[int | tuple[str, int], list[Why]]:

@@ -2,7 +2,9 @@
 
 - Peers of send and recv are ranks of their group; collective_seq_id and p2p_seq_id count apart: here the calls of a
   group and those of "<group>|p2p".
-- time_discovered_*_ns is when the watchdog looked, up to 100 ms late; no time is null in pickles, 0 in JSON.
+- time_discovered_*_ns is when the watchdog looked, up to 100 ms late, or when the dump was made; no time is null in
+  pickles, 0 in JSON. Starts are looked for when a call is over, and only with TORCH_NCCL_ENABLE_TIMING, which also
+  gives duration_ms, of the kernel itself.
 - "retired" without "completed": NCCL: it timed out. gloo, which never completes: it is over, well or not, and marked
   so by another thread some time after it returned.
 - Ops of a coalesced group never change state: they take that of the entry that ends it. Its collectives are one call,
@@ -12,7 +14,8 @@
 import math
 import re
 from operator import itemgetter
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from linkwise.core.errors import InputError
 from linkwise.core.printable import clipped, printable
@@ -33,6 +36,8 @@ _FIELDS: dict[str, Any] = {
     "time_discovered_started_ns": 0, "time_discovered_completed_ns": 0, "retired": None, "is_p2p": None,
 }  # fmt: skip
 _EARLIER = {"collective_seq_id": "seq_id"}  # of the first versions
+LOOKED_NS = 100_000  # from start to end at most (median), where both are when somebody looked
+RECENT_NS = 10 * 10**9  # a dump this soon after the last call was enqueued is no watchdog's, which waits for a minute
 
 # Names of ops (ProcessGroupNCCL.cpp) that taking off an ending does not make ours.
 _OPS = {
@@ -90,6 +95,43 @@ def checked(entries: list[dict[str, Any]], where: str) -> Columns:
             raise InputError(_first_wrong(rows[field], field, (str,)), where=where, expected="text")
     rows["process_group"] = _pairs(rows["process_group"], rows["pg_id"])
     return rows
+
+
+class Seen(NamedTuple):
+    """How a dump's times came about. polled: they are when somebody looked, not when it was. taken_ns: when the dump
+    was made, 0 = not known. moving: calls ended since the watchdog's last look, and others had just been enqueued."""
+
+    polled: bool
+    taken_ns: int
+    moving: bool
+
+
+def seen(rows: Columns) -> Seen:
+    """A call that is completed and not retired was found so by the dump itself."""
+    started, ended = rows["time_discovered_started_ns"], rows["time_discovered_completed_ns"]
+    done = [n for n, word in enumerate(rows["state"]) if word == "completed" and ended[n]]
+    took = [ended[n] - started[n] for n in done if started[n]]
+    if not done or (took and median(took) >= LOOKED_NS):
+        return Seen(False, 0, False)
+    retired = [ended[n] for n in done if rows["retired"][n] is True]
+    fresh = [ended[n] for n in done if rows["retired"][n] is False]
+    told = bool(retired and fresh) and min(fresh) >= max(retired)
+    pending = [started[n] for n, word in enumerate(rows["state"]) if word == "started"]
+    taken = max([*pending, *(fresh if told else ())], default=0)
+    return Seen(True, taken, told and taken - max(rows["time_created_ns"]) < RECENT_NS)
+
+
+def began(rows: Columns, durations: list[Any], where: str) -> list[int]:
+    """Starts of calls whose times are when somebody looked: before the end by what the kernel took, 0 where that is
+    not told. durations: in ms. Raises InputError."""
+    wrong = [one for one in durations if one is not None and not (type(one) in (int, float) and 0 <= one < 1e12)]
+    if wrong:
+        raise InputError(f"duration_ms {quoted(str(wrong[0]))}", where=f"{where}: entries", expected="milliseconds")
+    ends = rows["time_discovered_completed_ns"]
+    return [
+        max(0, end - round(took * 1e6)) if took is not None and end else 0
+        for end, took in zip(ends, durations, strict=True)
+    ]
 
 
 def _first_wrong(values: list[Any], field: str, right: tuple[type, ...]) -> str:

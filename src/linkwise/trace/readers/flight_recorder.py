@@ -55,7 +55,12 @@ def _read(source: Source) -> Reading:
     where = source.where
     rank = rank_of(source.name, where)
     dump = _load(source)
-    rows = flight_entries.checked(_entries(dump, where), where)
+    entries = _entries(dump, where)
+    rows = flight_entries.checked(entries, where)
+    seen = flight_entries.seen(rows)
+    if seen.polled:
+        durations = [entry.get("duration_ms") for entry in entries]
+        rows["time_discovered_started_ns"] = flight_entries.began(rows, durations, where)
     pairs = list(dict.fromkeys(rows["process_group"]))
     groups = _groups(dump.get("pg_config"), pairs, where)
     calls, transport, notes = flight_entries.calls(rows, {p: (group_key(p), m) for p, m in groups.items()}, where)
@@ -77,6 +82,9 @@ def _read(source: Source) -> Reading:
             marks=marks,
             only_open=only_open,
             lost=0 if only_open else next(iter(rows["record_id"]), 0),
+            polled=seen.polled,
+            taken_ns=seen.taken_ns,
+            moving=seen.moving,
             source=where,
             format=FORMAT,
         )
