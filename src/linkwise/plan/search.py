@@ -3,6 +3,7 @@ point it operates at (DESIGN §2.4). Choosing among the feasible ones is choose.
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from linkwise.plan.ledger import ledger
 from linkwise.plan.operate import operation
 from linkwise.plan.time import Span, spans
 from linkwise.plan.types import Candidate, Ledger, Point, Rejection, Shortfall
-from linkwise.workload.types import Workload
+from linkwise.workload.types import Targets, Workload
 
 # Twelve batch sizes per layout: powers of two up to where an engine's defaults stop.
 BATCHES = tuple(2**i for i in range(12))
@@ -202,7 +203,8 @@ def evaluate(
         targets = workload.targets
         return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
 
-    points = _refined(at, np.unique(np.minimum(grid, most)))
+    sizes = np.unique(np.minimum(grid, most))
+    points = at(sizes) if workload.targets == Targets() else _refined(at, sizes)
     if seen is not None:
         seen(layout, points)
     good = points.meets_tpot & points.meets_ttft
@@ -230,14 +232,19 @@ def evaluate(
 
 
 def _refined(at: Callable[[Sizes], Points], sizes: Sizes) -> Points:
-    """The largest batch inside the targets lies between two powers of two: look there too."""
-    points = at(sizes)
-    good = points.meets_tpot & points.meets_ttft
-    if not good.any() or good[-1]:
-        return points
-    last = int(np.flatnonzero(good)[-1])
-    between = np.linspace(sizes[last], sizes[last + 1], len(BATCHES)).astype(int)
-    return at(np.unique(np.concatenate([sizes, between])))
+    """Points at these sizes; the largest inside the targets lies between two of them, so also at some between those.
+
+    Everything between is evaluated at once: a layout's time hardly grows with the number of its sizes.
+    """
+    between = [np.linspace(a, b, len(BATCHES)).astype(int) for a, b in pairwise(sizes.tolist())]
+    every = at(np.unique(np.concatenate([sizes, *between])))
+    good = every.meets_tpot & every.meets_ttft
+    shown = np.isin(every.sizes, sizes)
+    inside = np.flatnonzero(good & shown)
+    if len(inside) and inside[-1] < len(good) - 1:
+        last = int(np.searchsorted(sizes, every.sizes[inside[-1]]))
+        shown |= np.isin(every.sizes, between[last])
+    return Points(*(column[shown] for column in every))
 
 
 def _closer(
