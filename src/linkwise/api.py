@@ -88,6 +88,7 @@ def plan(
     price: USD per device hour, such as "2.5" or "h100-sxm=2.5,h200-sxm=3.4". Other arguments as in `fit`. NoPlan says
     what is short when none is feasible.
     """
+    from linkwise.api_frontier import beside, frontier_of
     from linkwise.plan.build import plan as build
     from linkwise.plan.fit import Case
     from linkwise.plan.frontier import Seen, collect
@@ -96,12 +97,12 @@ def plan(
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
-    found = build(*asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None)
-    if wanted:
-        from linkwise.api_frontier import frontier_of
-
-        other = None if prefill_on is None else _cluster(prefill_on)
-        found = msgspec.structs.replace(found, frontier=frontier_of(asked, seen, price=price, prefill_on=other))
+    with beside(wanted) as pool:
+        found = build(*asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None)
+        if wanted:
+            other = None if prefill_on is None else _cluster(prefill_on)
+            front = frontier_of(asked, seen, price=price, prefill_on=other, pool=pool)
+            found = msgspec.structs.replace(found, frontier=front)
     if task.replicas is None:
         return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
     freely = _freely(found, build(task.model, task.cluster, task.engine, found.options, task.workload))

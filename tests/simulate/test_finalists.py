@@ -51,7 +51,7 @@ def test_the_preferred_offer_that_holds_is_the_choice() -> None:
 def test_an_offer_that_does_not_hold_loses_the_choice() -> None:
     # At 256 users a token takes longer than 9 ms; at 1 it does not.
     tight = case(tpot_s=0.009)
-    found = simulated(front(offer(256, 900.0), offer(1, 100.0)), tight)
+    found = simulated(front(offer(256, 900.0), offer(1, 100.0, tpot_s=0.001)), tight)
     assert found.choice == 1
     assert not found.offers[0].meets
     assert found.offers[0].simulated_tpot_s > 0.009

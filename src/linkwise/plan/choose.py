@@ -40,7 +40,8 @@ def rule(workload: Workload, cluster: Cluster) -> str:
     """The rule a choice followed, in a line."""
     if has_load(workload):
         return (
-            "the smallest group that carries the load inside the targets, tensor groups inside an island where one can"
+            f"the smallest group that carries the load inside the targets on the fewest devices, or within {MARGIN:.0%}"
+            " of them, tensor groups inside an island where one can"
         )
     return (
         f"no load was given: the smallest group within {MARGIN:.0%} of the best rate all {cluster.size} devices sustain"
@@ -52,25 +53,36 @@ def order(candidates: tuple[Candidate, ...], workload: Workload, cluster: Cluste
     """Candidates in order of preference.
 
     Tensor groups inside an island come first (inside a node where there are no islands). With a load, all candidates
-    carry it: the smallest group wins. Without one the devices are to be used well: the smallest group within MARGIN of
-    the best rate of the whole cluster wins, since fewer ranks must not cost throughput. Among equal sizes: the best
-    rate, and within MARGIN of it the fewest pipeline stages and the shortest TPOT.
+    carry it: of those on the fewest devices, or hardly more (MARGIN), the smallest group wins. Without one the devices
+    are to be used well: the smallest group within MARGIN of the best rate of the whole cluster wins, since fewer ranks
+    must not cost throughput. Among equal sizes: the best rate, and within MARGIN of it the fewest pipeline stages and
+    the shortest TPOT.
     """
     best_all = max(total_rate(c) for c in candidates)
+    fewest: dict[bool, int] = {}
     best_of: dict[tuple[bool, int], float] = {}
     for c in candidates:
         key = (crosses(c, cluster), c.group_size)
         best_of[key] = max(best_of.get(key, 0.0), c.max_rate_per_s)
+        fewest[key[0]] = min(fewest.get(key[0], devices(c)), devices(c))
 
     def preference(c: Candidate) -> tuple[object, ...]:
         out = crosses(c, cluster)
-        wasteful = not has_load(workload) and total_rate(c) < best_all * (1 - MARGIN)
+        if has_load(workload):
+            cost, wasteful = float(devices(c)), devices(c) > fewest[out] * (1 + MARGIN)
+        else:
+            cost, wasteful = -total_rate(c), total_rate(c) < best_all * (1 - MARGIN)
         far = c.max_rate_per_s < best_of[out, c.group_size] * (1 - MARGIN)
         shape = (c.layout.pp, c.layout.cp, c.layout.dcp) if not far else ()
-        size = c.group_size if not wasteful else -total_rate(c)
+        size = c.group_size if not wasteful else cost
         return (out, wasteful, size, far, *shape, -round(c.max_rate_per_s, 9), c.point.tpot_s, -c.layout.ep)
 
     return sorted(candidates, key=preference)
+
+
+def devices(candidate: Candidate) -> int:
+    """Of all replicas."""
+    return candidate.replicas * candidate.group_size
 
 
 def total_rate(candidate: Candidate) -> float:

@@ -10,7 +10,7 @@ def choice(found: Frontier) -> list[str]:
     """The choice in a line."""
     what = f"{len(found.offers)} of {show_count(found.tried)} points on the front, --pareto shows them"
     if found.choice is None:
-        return [f"pareto     no offer meets the targets; {what}"]
+        return [f"pareto     {_none(found)}; {what}"]
     return [f"pareto     {what}; for the targets: {' '.join(_offer(found.offers[found.choice]).split())}"]
 
 
@@ -22,11 +22,19 @@ def lines(found: Frontier) -> list[str]:
     ]
     said += [f"         {'*' if at == found.choice else ' '} {_offer(found.offers[at])}" for at in _shown(found)]
     if found.choice is None:
-        said.append("           no offer meets the targets")
+        said.append(f"           {_none(found)}")
     else:
         left = found.devices - found.offers[found.choice].devices
         said += [f"           the choice leaves {left} of {found.devices} devices unused"] if left else []
     return [*said, *(f"           {note}" for note in found.notes)]
+
+
+def _none(found: Frontier) -> str:
+    """Why there is no choice."""
+    missed = sum(one.simulated_ttft_s is not None for one in found.offers)
+    if missed:
+        return f"{missed} offers were simulated and miss the targets there, or would by as much: no choice"
+    return "no offer that uses the devices to the full meets the targets"
 
 
 def _shown(found: Frontier) -> list[int]:

@@ -2,10 +2,11 @@
 
 Each runs in a closed loop of as many users as the closed form has requests at hand, with lengths scattered by a fifth
 around the mean (users of equal lengths would march in step). The choice is then the first finalist, in the order the
-closed form prefers, whose simulated means are inside the targets.
+closed form prefers, whose simulated means are inside the targets. The closed form is furthest off at the edge of a
+target: after one that misses it, those of its kind that are hardly further inside are passed over.
 """
 
-from math import gcd
+from math import gcd, inf, sqrt
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,8 +17,9 @@ from linkwise.plan.fit import Case
 from linkwise.plan.frontier_types import Frontier, Offer
 from linkwise.plan.types import Plan
 from linkwise.simulate.of_plan import longest_of, pool_of, transfer_of
-from linkwise.simulate.rules import Run
+from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.run import simulate
+from linkwise.simulate.tables import constant
 from linkwise.simulate.trials import measured
 from linkwise.workload import lengths
 from linkwise.workload.lengths import Lengths
@@ -29,25 +31,49 @@ EACH, LEAST, LIMIT = 6, 400, 6000  # requests a user sends; of a run at least, a
 SCATTER = (0.8, 1.2)
 
 
+def ready() -> None:
+    """Load the compiled event loop, which takes a second the first time of a process."""
+    simulate([Pool(Rules(), constant(1.0))], requests(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64)))
+
+
 def simulated(found: Frontier, case: Case, prefill: Case | None = None, *, priced: bool = False) -> Frontier:
     """The frontier with its finalists simulated, and the choice they leave. Raises InputError without numba."""
     offers, notes = list(found.offers), list(found.notes)
     chosen, ran = None, 0
+    inside: dict[str, tuple[float, float]] = {}  # by kind of offer: the longest TTFT and TPOT that are still tried
     for at in _order(offers, priced):
         if ran == MOST or chosen is not None:
             break
+        longest = inside.get(offers[at].mode)
+        if longest is not None and (offers[at].ttft_s > longest[0] or offers[at].tpot_s > longest[1]):
+            continue
         one = _ran(offers[at], case, prefill)
         if one is None:
             continue
         ran, offers[at] = ran + 1, one
-        chosen = at if one.meets else None
+        if one.meets:
+            chosen = at
+        else:
+            inside[one.mode] = _further_inside(one, case.workload.targets)
     if found.choice is None:
         notes.append("no offer meets the targets in closed form: none was simulated")
     elif chosen is None:
-        notes.append(f"{ran} finalists were simulated, and none of them meets the targets: the choice is open")
+        several = f"{ran} finalists were" if ran != 1 else "one finalist was"
+        notes.append(f"{several} simulated, and none of them meets the targets: the choice is open")
     else:
         notes.append(f"{ran} finalist{'s were' if ran > 1 else ' was'} simulated, the choice among them")
     return replace(found, offers=tuple(offers), choice=chosen, notes=tuple(notes))
+
+
+def _further_inside(one: Offer, targets: Targets) -> tuple[float, float]:
+    """TTFT and TPOT of the closed form from which on an offer of its kind is tried again after this one missed: the
+    half, as logarithms, of the way that the miss was long. No bound by a target that was met."""
+    ttft, tpot = one.simulated_ttft_s or one.ttft_s, one.simulated_tpot_s or one.tpot_s
+    longest = [
+        closed * sqrt(target / found) if target is not None and found > target else inf
+        for closed, found, target in ((one.ttft_s, ttft, targets.ttft_s), (one.tpot_s, tpot, targets.tpot_s))
+    ]
+    return longest[0], longest[1]
 
 
 def _order(offers: list[Offer], priced: bool) -> list[int]:
