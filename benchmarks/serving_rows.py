@@ -16,7 +16,6 @@ import csv
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from linkwise.cluster import presets
 from linkwise.cluster.types import Cluster
@@ -27,6 +26,7 @@ from linkwise.engine.base import Options
 from linkwise.model import read
 from linkwise.model.types import Model
 from linkwise.simulate.calibrate.case import PER_USER, Case, serving
+from serving_settings import started
 
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 # Files of models whose row names another one, or whose NVFP4 checkpoint is a file of its own.
@@ -44,7 +44,7 @@ _BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 # Versions of rows that state none (all of 2025) or a word: the first the collection has of that engine.
 _OLDEST = {"vllm": "0.11", "sglang": "0.5.1", "trtllm": "1.0"}
 _WORDS = {"gpt-oss-dev": "1.1", "nightly": "0.5.9"}
-MTP_TOKENS, MTP_ACCEPTANCE = 3, 0.6
+MTP_ACCEPTANCE = 0.6
 
 
 def rows(name: str = "silicon.csv") -> list[dict[str, str]]:
@@ -93,26 +93,19 @@ def case_of(row: Mapping[str, str]) -> Case:
     isl, osl = int(row["isl"]), int(row["osl"])
     what, devices = model(row["model"], quant_of(row)), cluster(row["gpu"], int(row["gpus"]))
     layout = Layout(tp=int(row["tp"]), dp_attn=int(row["dp_attn"]), ep=int(row["ep"]))
-    drafts = row["mtp_suspected"] == "1" and what.mtp_layers > 0
+    told = started(row)
     options = Options(
-        max_batched_tokens=_budget(row, isl, users), mtp_tokens=MTP_TOKENS if drafts else 0,
-        mtp_acceptance=MTP_ACCEPTANCE, max_seqs=max(1024, users),
+        max_batched_tokens=told.budget, max_seqs=told.seqs or max(1024, users), kv_dtype=told.kv,
+        memory_utilization=told.memory, mtp_tokens=told.drafts if what.mtp_layers else 0,
+        mtp_acceptance=MTP_ACCEPTANCE,
     )  # fmt: skip
     engine = registry.get(name, version_of(row))
     exact = row["fixed_lengths"] == "1" and not row["measured"]
     return Case(
         serving(what, devices, engine, layout, options, isl, osl), isl, osl, "fixed" if exact else "uniform", users,
         0.0, PER_USER * users, float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3, family(row["model"]),
-        row["id"], poll=30 if name == "sglang" else 1, hold=50 if name == "trtllm" and layout.dp_attn > 1 else 0,
+        row["id"], told.rules,
     )  # fmt: skip
-
-
-def _budget(row: Mapping[str, Any], isl: int, users: int) -> int:
-    if row["engine"] == "trtllm":
-        return -(-(isl + users + 64) // 64) * 64
-    if row["engine"] == "sglang":
-        return 16384 if row["gpu"].startswith(("b", "gb")) else 8192
-    return 8192 if row["measured"] else 2048
 
 
 def family(name: str) -> str:

@@ -37,13 +37,35 @@ def test_a_queue_that_is_polled_waits_for_its_turn():
 
 
 def test_prompts_wait_until_every_lane_has_one():
-    rules = Rules(prefix_cache=False, lanes=2, hold=3)
+    rules = Rules(prefix_cache=False, lanes=2, hold=4)
     # Nobody decodes: both start at once. The third comes at 1.5 while rows decode on both lanes: alone it would start
-    # at 2; a fourth comes at 3.5, and both start at 4.
-    assert firsts(rules, [0, 0, 1.5, 3.5], [9, 9, 1, 1]) == pytest.approx([1, 1, 5, 5])
-    # Alone it is held for 3 steps, those from 2, 3 and 4, and starts at 5.
-    assert firsts(rules, [0, 0, 1.5], [9, 9, 1]) == pytest.approx([1, 1, 6])
+    # at 2; a fourth comes at 2.5, and both start at 3.
+    assert firsts(rules, [0, 0, 1.5, 2.5], [9, 9, 1, 1]) == pytest.approx([1, 1, 4, 4])
+    # Alone it waits for the fourth step since prompts could start: those from 1, 2, 3 and 4.
+    assert firsts(rules, [0, 0, 1.5], [9, 9, 1]) == pytest.approx([1, 1, 5])
+    # A lane without rows has nothing to wait for.
+    assert firsts(rules, [0, 0, 1.5], [9, 1, 1]) == pytest.approx([1, 1, 3])
     assert firsts(Rules(prefix_cache=False, lanes=2), [0, 0, 1.5], [9, 9, 1]) == pytest.approx([1, 1, 3])
+
+
+def test_prompts_gather_until_a_step_has_enough_tokens():
+    rules = Rules(prefix_cache=False, chunked=False, budget=100, gather=3, gather_tokens=20)
+    # The first decodes from 1 on. The second comes at 1.5: 1 + 10 tokens are too few at 2, with the third's (2.5) there
+    # are 21 at 3.
+    assert firsts(rules, [0, 1.5, 2.5], [9, 1, 1]) == pytest.approx([1, 4, 4])
+    # Alone it waits for three steps, those from 2, 3 and 4, and is in the next.
+    assert firsts(rules, [0, 1.5], [9, 1]) == pytest.approx([1, 6])
+    # Without rows nothing is waited for.
+    assert firsts(rules, [0, 2.5], [1, 1]) == pytest.approx([1, 3.5])
+
+
+def test_a_step_put_together_ahead_lacks_who_came_meanwhile():
+    rules = Rules(prefix_cache=False, ahead=True)
+    # Steps run 0..1, 1..2, ...; that from 2 was put together at 1, so who came at 1.5 is in the one from 3.
+    assert firsts(rules, [0, 1.5], [9, 1]) == pytest.approx([1, 4])
+    # The step from 2 is empty without it: an engine with nothing to run takes what is there.
+    assert firsts(rules, [0, 1.5], [2, 1]) == pytest.approx([1, 3])
+    assert firsts(rules, [0, 5.5], [2, 1]) == pytest.approx([1, 6.5])
 
 
 def test_experts_serve_the_tokens_of_all_lanes():

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
+from linkwise.engine.versions import version_key
 from linkwise.plan.engine_of import engine_of
 from linkwise.plan.handoff import handoff
 from linkwise.plan.handoff_types import HandoffOptions
@@ -26,6 +27,9 @@ _BATCHING = {
     "sglang": ("prefill-first", True, 0.1),
     "trtllm": ("mixed", False, 1.0),
 }
+# Engines that lay a step out while the one before it runs, by default from a version on. vLLM release notes 0.14 (async
+# scheduling); SGLang's overlap schedule and TensorRT-LLM's overlap scheduler are on unless they are disabled.
+_AHEAD = {"vllm": "0.14", "sglang": "0", "trtllm": "0"}
 MOST_TOKENS = 1 << 18  # of a step the tables hold
 
 
@@ -63,8 +67,13 @@ def rules_for(what: Served) -> tuple[Rules, tuple[str, ...]]:
         max_seqs=resolved.max_seqs, slots=in_flight(layout, what.options), lanes=layout.dp_attn,
         block_tokens=resolved.block_tokens, kv_blocks=blocks, verify=verify,
         acceptance=what.options.mtp_acceptance if verify > 1 else 1.0, front_s=c.request_us * US,
-        front_each_s=c.request_each_us * US, front_prompt_s=c.request_token_us * US,
+        front_each_s=c.request_each_us * US, front_prompt_s=c.request_token_us * US, ahead=_ahead(what),
     ), tuple(notes)  # fmt: skip
+
+
+def _ahead(what: Served) -> bool:
+    since = _AHEAD.get(what.engine.name)
+    return since is not None and version_key(what.engine.version) >= version_key(since)
 
 
 def pool_of(

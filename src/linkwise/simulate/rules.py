@@ -22,8 +22,10 @@ class Rules(Frozen, frozen=True, kw_only=True):
     kv_blocks: of `block_tokens` tokens each, on a lane. reserve: share of the answer a request's blocks are taken for
     when it is admitted. prefix_cache: whether prompts' blocks are shared and kept.
     verify: tokens a row brings to a step (1, and drafted ones); acceptance: chance that a drafted one is kept.
-    poll: steps of rows between two looks at the queue. hold: most steps a prompt waits until every lane has one, so
-    that no lane idles while another computes a prompt; 0 = it does not wait.
+    poll: steps of rows between two looks at the queue. hold: with several lanes, prompts start when every lane has one,
+    or a lane has no rows, or in every hold-th step; 0 = at once. gather: most steps that prompts wait, while rows
+    decode, until a step of at least gather_tokens tokens comes together; 0 = none. ahead: a step is put together while
+    the one before it runs, without what comes meanwhile.
     front_s: from the client to the queue; front_each_s, front_prompt_s: of the one thread that takes requests in, for
     each of them and for each token of its prompt.
     """
@@ -42,6 +44,9 @@ class Rules(Frozen, frozen=True, kw_only=True):
     acceptance: float = 1.0
     poll: int = 1
     hold: int = 0
+    gather: int = 0
+    gather_tokens: int = 0
+    ahead: bool = False
     front_s: float = 0.0
     front_each_s: float = 0.0
     front_prompt_s: float = 0.0
@@ -54,7 +59,8 @@ class Rules(Frozen, frozen=True, kw_only=True):
         for field, low, high in (
             ("budget", 1, 1 << 20), ("max_seqs", 1, 1 << 20), ("slots", 1, 4096), ("lanes", 1, 4096),
             ("block_tokens", 1, 65_536), ("kv_blocks", 1, 1 << 40), ("reserve", 0, 1), ("verify", 1, 65),
-            ("acceptance", 0, 1), ("poll", 1, 10_000), ("hold", 0, 10_000), ("front_s", 0, 1e3),
+            ("acceptance", 0, 1), ("poll", 1, 10_000), ("hold", 0, 10_000), ("gather", 0, 10_000),
+            ("gather_tokens", 0, 1 << 20), ("front_s", 0, 1e3),
             ("front_each_s", 0, 1e3), ("front_prompt_s", 0, 10),
         ):  # fmt: skip
             value = getattr(self, field)

@@ -3,12 +3,12 @@
 mixed (vLLM, TensorRT-LLM)   every row draws a token; what is left of the token budget goes to prompts, in order
 prefill first (SGLang)       prompts alone while there are any that fit, then rows alone; the queue is looked at every
                              so many steps of rows
-whole prompts (TensorRT-LLM) a prompt waits for a step with room for all of it, unless no step has; with several
-                             attention replicas also until each has one, or it has waited so many steps
+whole prompts (TensorRT-LLM) a prompt waits for a step with room for all of it, unless no step has
 """
 
 import linkwise.simulate.arrays as a
 from linkwise.simulate import kv
+from linkwise.simulate.admit import balanced, comes, gathers, looks
 from linkwise.simulate.heap import push
 from linkwise.simulate.jit import compiled
 from linkwise.simulate.queues import kick, prepend, take_first
@@ -48,8 +48,8 @@ def add_row(w: Record, s: int, r: int, last: float) -> None:
 
 
 @compiled
-def _join(w: Record, s: int) -> None:
-    """Prompts whose KV has arrived."""
+def _join(w: Record, s: int, seen: float) -> None:
+    """Prompts whose KV has arrived until `seen`."""
     lane = a.lane(w)[a.set(w)[s].lane]
     while lane.readies > 0:
         one = a.set(w)[s]
@@ -57,6 +57,8 @@ def _join(w: Record, s: int) -> None:
         if one.size >= pool.slot_seqs:
             break
         r = lane.ready_head
+        if a.request(w)[r].due > seen:
+            break
         lane.ready_head = a.request(w)[r].next
         if lane.ready_head < 0:
             lane.ready_tail = -1
@@ -132,10 +134,10 @@ def _add_prompt(w: Record, s: int, r: int, tokens: int) -> None:
 
 
 @compiled
-def _fill(w: Record, s: int, budget: int, now: float, look: bool) -> None:
+def _fill(w: Record, s: int, budget: int, now: float, look: bool, seen: float) -> None:
     """Prompts into what is left of the token budget: the one under way, then those that wait, in order.
 
-    look: whether the queue is looked at.
+    look: whether the queue is looked at. seen: until when a request had to come.
     """
     one = a.set(w)[s]
     lane = a.lane(w)[one.lane]
@@ -146,7 +148,7 @@ def _fill(w: Record, s: int, budget: int, now: float, look: bool) -> None:
         _add_prompt(w, s, one.part, tokens)
         one.part = -1
         budget -= tokens
-    while look and budget > 0 and lane.waiting > 0 and _room_for(w, s):
+    while look and budget > 0 and comes(w, one.lane, seen) and _room_for(w, s):
         r = lane.head
         req = a.request(w)[r]
         cached = kv.match(w, one.lane, r)
@@ -172,50 +174,22 @@ def _fill(w: Record, s: int, budget: int, now: float, look: bool) -> None:
 
 
 @compiled
-def _prompts_start(w: Record, set0: int, lanes: int, hold: int) -> bool:
-    """Whether prompts may start: every lane has one, no lane has rows, or one has waited long enough."""
-    if hold == 0 or lanes == 1:
-        return True
-    every, rows, longest = True, False, 0
-    for i in range(lanes):
-        one = a.set(w)[set0 + i]
-        lane = a.lane(w)[one.lane]
-        every = every and (lane.waiting > 0 or one.part >= 0)
-        rows = rows or one.rows > 0
-        lane.held = lane.held + 1 if lane.waiting > 0 else 0
-        longest = max(longest, lane.held)
-    return every or not rows or longest > hold
-
-
-@compiled
-def _looks(w: Record, s: int, poll: int) -> bool:
-    """Whether a lane looks at its queue in this step: every so many steps of rows, and whenever it has none."""
-    one = a.set(w)[s]
-    lane = a.lane(w)[one.lane]
-    lane.unseen += 1
-    if lane.unseen < poll and one.rows > 0:
-        return False
-    lane.unseen = 0
-    return True
-
-
-@compiled
-def _compose(w: Record, q: int, now: float) -> bool:
-    """The batch of every lane of a slot; False when there is nothing to do."""
+def _compose(w: Record, q: int, now: float, seen: float) -> bool:
+    """The batch of every lane of a slot, of what came until `seen`; False when there is nothing to do."""
     replica = a.replica(w)[a.slot(w)[q].replica]
     pool = a.pool(w)[replica.pool]
     any_work = False
     set0 = replica.set0 + (q - replica.slot0) * pool.lanes
-    starts = _prompts_start(w, set0, pool.lanes, pool.hold)
+    starts = balanced(w, a.slot(w)[q].replica, set0, pool.lanes, pool.hold, seen)
     for i in range(pool.lanes):
         s = set0 + i
         one = a.set(w)[s]
         one.pre, one.dec, one.pre_tokens = 0, 0, 0
         if a.lane(w)[one.lane].readies > 0:
-            _join(w, s)
-        look = starts and _looks(w, s, pool.poll)
+            _join(w, s, seen)
+        look = starts and looks(w, s, pool.poll) and not gathers(w, s, seen)
         if pool.policy == PREFILL_FIRST:
-            _fill(w, s, pool.budget, now, look)
+            _fill(w, s, pool.budget, now, look, seen)
             if one.pre == 0 and one.rows > 0:
                 _grow(w, s, now)
                 one.dec = one.rows
@@ -225,10 +199,9 @@ def _compose(w: Record, q: int, now: float) -> bool:
                 gave_up = _grow(w, s, now)
                 one.dec = one.rows
             if not gave_up:
-                _fill(w, s, pool.budget - one.dec * pool.verify, now, look)
+                _fill(w, s, pool.budget - one.dec * pool.verify, now, look, seen)
         if one.pre > 0:
-            # A step with prompts is followed by a look, and who started one waits no more.
-            a.lane(w)[one.lane].unseen, a.lane(w)[one.lane].held = pool.poll, 0
+            a.lane(w)[one.lane].unseen = pool.poll  # a step with prompts is followed by a look
         any_work = any_work or one.dec > 0 or one.pre > 0
     return any_work
 
@@ -314,7 +287,9 @@ def start(w: Record, q: int, now: float) -> bool:
             slot.kicked = 1
             push(w, a.stage_free(w)[slot.replica, 0], KICK, q)
         return False
-    if not _compose(w, q, now):
+    # A step that follows another was put together when that one started, unless there was nothing to run then.
+    seen = slot.began if pool.ahead and slot.end == now else now
+    if not _compose(w, q, now, seen) and (seen == now or not _compose(w, q, now, now)):
         return False
     slow, link = _times_as_long(w, slot.replica, SLOW, now), _times_as_long(w, slot.replica, LINK, now)
     if replica.busy_slots == 0:
@@ -335,7 +310,7 @@ def start(w: Record, q: int, now: float) -> bool:
         at += longest
         a.stage_free(w)[slot.replica, stage] = at
         replica.busy_s += longest
-    slot.busy, slot.end = 1, at
+    slot.busy, slot.began, slot.end = 1, now, at
     replica.steps += 1
     w.steps += 1
     _log(w, q, set0, pool.lanes, slowest, now, at)

@@ -59,26 +59,29 @@ REQUEST = _record(
 )  # fmt: skip
 # front_free: when the thread that takes its requests in is done with those that came.
 # down: so many reasons to be down. drain: it ends what it has and takes nothing new. idle_s: its last request left.
+# held: steps since prompts could start on all its lanes.
 REPLICA = _record(
     pool="i8", slot0="i8", lane0="i8", set0="i8", down="i8", drain="i8", outstanding="i8", busy_slots="i8", steps="i8",
-    busy_s="f8", since_s="f8", active_s="f8", idle_s="f8", front_free="f8",
+    busy_s="f8", since_s="f8", active_s="f8", idle_s="f8", front_free="f8", held="i8",
 )  # fmt: skip
-SLOT = _record(replica="i8", busy="i8", kicked="i8", end="f8")
+# began, end: of its last step.
+SLOT = _record(replica="i8", busy="i8", kicked="i8", began="f8", end="f8")
 # ctx: sum of the rows' cached tokens. fresh: the last rows, which have not decoded yet. last: end of the last decode.
 SET = _record(
     lane="i8", rows="i8", fresh="i8", size="i8", part="i8", pre="i8", dec="i8", pre_tokens="i8", ctx="i8", last="f8"
 )
-# unseen: steps since it last looked at its queue; held: steps its first prompt has waited for other lanes' prompts.
+# unseen: steps since it last looked at its queue; gathered: steps its prompts have waited for more of them.
 # free: blocks nobody uses; cached: hashes nobody uses but that are kept. hand: prompts whose KV waits for blocks here.
 LANE = _record(
     replica="i8", head="i8", tail="i8", waiting="i8", running="i8", hand_head="i8", hand_tail="i8", hands="i8",
     ready_head="i8", ready_tail="i8", readies="i8", free="i8", cached="i8", least_free="i8", area="f8", since="f8",
-    link_free="f8", unseen="i8", held="i8",
+    link_free="f8", unseen="i8", gathered="i8",
 )  # fmt: skip
 POOL = _record(
     policy="i8", role="i8", chunked="i8", budget="i8", max_seqs="i8", slot_seqs="i8", slots="i8", lanes="i8",
     block="i8", hash_blocks="i8", replica0="i8", replica1="i8", stages="i8", verify="i8", cp="i8", blend="i8",
-    turn="i8", blocks="i8", kv_adds="i8", poll="i8", hold="i8", front="i8", reserve="f8", accept="f8", per_cell="f8",
+    turn="i8", blocks="i8", kv_adds="i8", poll="i8", hold="i8", gather="i8",
+    gather_tokens="i8", ahead="i8", front="i8", reserve="f8", accept="f8", per_cell="f8",
     front_s="f8", front_each_s="f8", front_prompt_s="f8",
 )  # fmt: skip
 FAULTS = _record(kind="i8", replica="i8", start="f8", end="f8", factor="f8")

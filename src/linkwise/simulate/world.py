@@ -84,8 +84,8 @@ def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
     for row, (rules, tables, replicas, role, _) in zip(table, pools, strict=True):
         row["policy"], row["role"] = POLICIES.index(rules.policy), ROLES.index(role)
         for field in (
-            "budget", "max_seqs", "slot_seqs", "slots", "lanes", "reserve", "verify", "poll", "hold", "front_s",
-            "front_each_s", "front_prompt_s",
+            "budget", "max_seqs", "slot_seqs", "slots", "lanes", "reserve", "verify", "poll", "hold", "gather",
+            "gather_tokens", "ahead", "front_s", "front_each_s", "front_prompt_s",
         ):  # fmt: skip
             row[field] = getattr(rules, field)
         row["front"] = max(rules.front_s, rules.front_each_s, rules.front_prompt_s) > 0

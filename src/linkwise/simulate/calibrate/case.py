@@ -1,6 +1,7 @@
 """A measured run as the simulator runs it: a serving group, its load, and the means that were measured."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,8 +25,8 @@ MOST_ROOM = 1 << 40
 class Case(NamedTuple):
     """One run under one load. users: of a closed loop, else rate_per_s. spread: of lengths, as workload/lengths.py.
 
-    poll, hold: as simulate/rules.py. ttft_s, tpot_s: measured means; NaN where one was not. group: what it is left out
-    with when the fit is checked (a model). name: where it is from.
+    ttft_s, tpot_s: measured means; NaN where one was not. group: what it is left out with when the fit is checked (a
+    model). name: where it is from. rules: fields of simulate/rules.py its engine was told otherwise than its defaults.
     """
 
     served: Served
@@ -39,8 +40,7 @@ class Case(NamedTuple):
     tpot_s: float
     group: str
     name: str
-    poll: int = 1
-    hold: int = 0
+    rules: Mapping[str, Any] = {}
 
     @property
     def load(self) -> Requests:

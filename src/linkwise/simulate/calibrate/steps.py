@@ -47,7 +47,7 @@ class Steps(NamedTuple):
 
 def rules_of(case: Case) -> Rules:
     """How its engine batched."""
-    return replace(rules_for(case.served)[0], poll=case.poll, hold=case.hold, prefix_cache=False)
+    return replace(rules_for(case.served)[0], prefix_cache=False, **case.rules)
 
 
 def run_of(case: Case, *, coarse: bool = True) -> Steps:
