@@ -13,6 +13,7 @@ import msgspec
 
 from linkwise.cluster.links import Shape, device, host, link, shape_of, stem
 from linkwise.cluster.types import Cluster, Device, Link, Tier
+from linkwise.core.errors import InputError
 
 
 class Way(NamedTuple):
@@ -40,6 +41,66 @@ def ways(cluster: Cluster, a: int, b: int, *, relay: bool = True) -> tuple[Way, 
         Way(share, tuple(link(shape, src, dst) for src, dst in pairwise(way)))
         for share, way in stops(cluster, shape, a, b, relay=relay)
     )
+
+
+def ways_apart(
+    first: Cluster, a: int, second: Cluster, b: int, labels: tuple[str, str] = ("first", "second")
+) -> tuple[Way, ...]:
+    """Every way from device a of one cluster to device b of another: device, NIC, the network, NIC, device.
+
+    The network between them is taken to be as wide as the NICs of both. labels: put before each side's vertices.
+    Raises InputError for a side without NICs.
+    """
+    sides = [_side(cluster, number, name) for cluster, number, name in ((first, a, labels[0]), (second, b, labels[1]))]
+    (mine, leave), (theirs, arrive) = sides
+    turns = lcm(len(mine), len(theirs))
+    pairs = Counter((mine[turn % len(mine)], theirs[turn % len(theirs)]) for turn in range(turns))
+    return tuple(
+        Way(
+            count / turns,
+            (
+                *_links(leave, (*leave.stem, leave.nic(one)), out=True),
+                *_links(arrive, (*arrive.stem, arrive.nic(other))),
+            ),
+        )
+        for (one, other), count in pairs.items()
+    )
+
+
+class _End(NamedTuple):
+    shape: Shape
+    node: int
+    stem: tuple[str, ...]
+    label: str
+
+    def nic(self, number: int) -> str:
+        return f"n{self.node}.nic{number}"
+
+
+def _side(cluster: Cluster, number: int, label: str) -> tuple[tuple[int, ...], _End]:
+    """NICs of a device, and how its traffic leaves its node."""
+    here = device(cluster, number)
+    nics = cluster.nics_of(number)
+    if not nics:
+        raise InputError(
+            f"{cluster.name} has no NICs", where=f"{label} side", expected="NICs: another cluster is reached over them",
+            hint="In YAML: nics: {count: 1, Gbps: 100}",
+        )  # fmt: skip
+    # Beside another cluster even a single node is one of several: what its slots share counts.
+    shape = msgspec.structs.replace(shape_of(cluster), nodes=cluster.nodes + 1, nics=cluster.nics_per_node)
+    return nics, _End(shape, here.node, stem(shape, number), label)
+
+
+def _links(end: _End, way: tuple[str, ...], *, out: bool = False) -> list[Link]:
+    """The links of one side, from the device to the network or back, under its label."""
+    stops = (*way, "network") if out else ("network", *way[::-1])
+    found = []
+    for src, dst in pairwise(stops):
+        names = (x if x == "network" else f"{end.label} {x}" for x in (src, dst))
+        found.append(
+            msgspec.structs.replace(link(end.shape, src, dst), **dict(zip(("src", "dst"), names, strict=True)))
+        )
+    return found
 
 
 def stops(cluster: Cluster, shape: Shape, a: int, b: int, *, relay: bool = True) -> list[tuple[float, tuple[str, ...]]]:

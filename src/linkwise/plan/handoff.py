@@ -4,7 +4,7 @@ Bytes follow from the states both groups keep; routes from where their ranks lie
 in headers from the connector's facts and stated factors. Every figure can be asked with `given` for its chain.
 """
 
-from linkwise.cluster.types import Cluster
+from linkwise.cluster.types import Cluster, Link
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, maximum, named, plain, times, total, value_of
 from linkwise.engine.base import Engine, Options
@@ -31,7 +31,7 @@ def handoff(
         model, cluster, prompt_tokens, rate_per_s, Layout(tp=prefill_tp, pp=prefill_pp),
         Layout(tp=decode_tp, pp=decode_pp), engine, kv_dtype, options or HandoffOptions(),
     )  # fmt: skip
-    return _result(case)
+    return of_case(case)
 
 
 def handoff_figures(
@@ -88,7 +88,7 @@ def _link_seconds(case: Case, load: Load, prompt: Num, given: Given) -> tuple[Nu
     sizes = [_piece_bytes(case, p, prompt, given) for p, _ in load.pieces]
     shares = [share for _, share in load.pieces]
     payload = named(f"payload on {link_name(link)}", total(map(times, shares, sizes)) * retry, "B")
-    spec = given(f"{link.kind}_spec", link.spec_Bps, "B/s", f"{case.cluster.name}: {link_name(link)}, one direction")
+    spec = given(f"{link.kind}_spec", link.spec_Bps, "B/s", f"{_whose(case, link)}: {link_name(link)}, one direction")
     if case.textbook:
         return payload, payload, read_seconds(payload, spec)
     share = given(f"{link.kind}_efficiency", link.effective_Bps / link.spec_Bps, "", link.source)
@@ -100,6 +100,11 @@ def _link_seconds(case: Case, load: Load, prompt: Num, given: Given) -> tuple[Nu
     )
     wire = named(f"wire on {link_name(link)}", wired * retry, "B", note="headers included")
     return payload, wire, maximum(read_seconds(payload, effective), read_seconds(wire, spec))
+
+
+def _whose(case: Case, link: Link) -> str:
+    """The cluster a link is of."""
+    return (case.other if "decode " in link.src + link.dst else case.cluster).name
 
 
 def prefill_seconds(parameters: Num, prompt: Num, peak: Num, ranks: Num) -> Num:
@@ -114,8 +119,8 @@ def _prefill(case: Case, prompt: Num, given: Given) -> Num:
     if case.textbook:
         parameters = given("parameters", case.model.parameters, "parameters", case.model.source)
         peak = given("peak", case.cluster.accelerator.flops["bf16"], "FLOP/s", case.cluster.accelerator.label)
-        return prefill_seconds(parameters, prompt, peak, given("prefill_ranks", case.prefill.size, "ranks", "layout"))
-    step = group_seconds(case.model, case.prefill, case.engine, case.cluster, prefill_batch(prompt), Options())
+        return prefill_seconds(parameters, prompt, peak, given("prefill_ranks", case.group.size, "ranks", "layout"))
+    step = group_seconds(case.model, case.group, case.engine, case.cluster, prefill_batch(prompt), Options())
     return given("prefill_s", value_of(step.token), "s", f"time of a prefill step, {case.cluster.constants.label}")
 
 
@@ -156,7 +161,8 @@ def _figures(case: Case, loads: list[Load], given: Given) -> dict[str, Num]:
     figures["transfer_s"] = named("transfer_s", seconds, "s", note=f"limited by {link_name(limit.link)}")
     copies = case.it.sender_copies + case.it.receiver_copies
     if copies and not case.textbook:
-        hbm = given("hbm", case.cluster.accelerator.hbm_Bps * case.cluster.constants.hbm_efficiency, "B/s", "device")
+        slower = min(c.accelerator.hbm_Bps * c.constants.hbm_efficiency for c in (case.cluster, case.other))
+        hbm = given("hbm", slower, "B/s", "device")
         share = given("busiest_share", max(_moved(case).values()), "B", "busiest rank's part of a request")
         passes = given("copies", copies, "copies", f"{case.name}: through staging buffers, read and written")
         figures["copy_s"] = named("copy_s", 2 * passes * share / hbm, "s")
@@ -215,7 +221,8 @@ def _moved(case: Case) -> dict[tuple[str, int], int]:
     return moved
 
 
-def _result(case: Case) -> Handoff:
+def of_case(case: Case) -> Handoff:
+    """What a resolved handoff takes."""
     loads = loads_of(case)
     figures = _figures(case, loads, plain)
     links = [_link(case, load) for load in loads]
@@ -307,6 +314,8 @@ def _notes(case: Case, figures: dict[str, Num]) -> tuple[str, ...]:
         )
     if not case.textbook:
         notes.append(f"times rest on {times_label(case.engine, case.cluster)}")
+    if case.other is not case.cluster:
+        notes.append("two clusters are joined by the NICs of both; the network between them is taken to be as wide")
     return tuple(notes)
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from linkwise.cluster.routes import Way, ways
+from linkwise.cluster.routes import Way, ways, ways_apart
 from linkwise.cluster.types import Cluster, Link
 from linkwise.core.dtypes import canonical
 from linkwise.core.errors import InputError
@@ -21,10 +21,15 @@ Devices = dict[tuple[str, int], int]  # (side, rank of its group) -> device
 
 
 class Case(NamedTuple):
-    """Everything a handoff's figures follow from."""
+    """Everything a handoff's figures follow from.
+
+    cluster, other: of the prefill and of the decode group; the same value where they share one. prefill, decode: ranks
+    that hand over, tp and pp alone. group: the whole prefill group, which computes.
+    """
 
     model: Model
     cluster: Cluster
+    other: Cluster
     engine: Engine
     name: str
     it: Connector
@@ -33,6 +38,7 @@ class Case(NamedTuple):
     rate: float
     prefill: Layout
     decode: Layout
+    group: Layout
     kv_dtype: str
     block: int
     pieces: list[Piece]
@@ -47,8 +53,9 @@ class Case(NamedTuple):
 
 def case_of(
     model: Model, cluster: Cluster, prompt: int, rate: float, prefill: Layout, decode: Layout, engine: Engine,
-    kv_dtype: str, options: HandoffOptions,
+    kv_dtype: str, options: HandoffOptions, apart: "Apart | None" = None,
 ) -> Case:  # fmt: skip
+    """apart: where the groups lie when they are of pools; without it prefill ranks come first on the cluster."""
     if not 1 <= prompt <= MAX_TOKENS:
         raise InputError(f"prompt is {prompt} tokens", where="handoff", expected=f"1..{MAX_TOKENS}")
     if not 0 < rate <= 1e7:
@@ -66,15 +73,29 @@ def case_of(
     )  # fmt: skip
     block = it.block_tokens or engine.resolve(Options(), model).block_tokens
     block = 1 if engine.convention.name == "textbook" else block
-    devices = devices_of(cluster, prefill, decode, options)
+    devices = devices_of(cluster, prefill, decode, options) if apart is None else apart.devices
+    other = cluster if apart is None else apart.other
+
+    def routes(piece: Piece) -> tuple[Way, ...]:
+        ends = devices["prefill", piece.sender], devices["decode", piece.receiver]
+        if apart is None or apart.shared:
+            return ways(cluster, *ends, relay=it.relay)
+        return ways_apart(cluster, ends[0], other, ends[1], ("prefill", "decode"))
+
     return Case(
-        model, cluster, engine, name, it, options, prompt, rate, prefill, decode, dtype, options.block_tokens or block,
-        found, devices,
-        {(p.sender, p.receiver): ways(
-            cluster, devices["prefill", p.sender], devices["decode", p.receiver], relay=it.relay)
-         for p in found},
-        refuses(name, it, model, prefill.tp, decode.tp),
+        model, cluster, other, engine, name, it, options, prompt, rate, prefill, decode,
+        prefill if apart is None else apart.group, dtype, options.block_tokens or block, found, devices,
+        {(p.sender, p.receiver): routes(p) for p in found}, refuses(name, it, model, prefill.tp, decode.tp),
     )  # fmt: skip
+
+
+class Apart(NamedTuple):
+    """Where two groups of pools lie: the decode group's cluster, whether it is the prefill group's too, and devices."""
+
+    other: Cluster
+    shared: bool
+    devices: Devices
+    group: Layout
 
 
 def devices_of(cluster: Cluster, prefill: Layout, decode: Layout, options: HandoffOptions) -> Devices:

@@ -48,7 +48,7 @@ def ask(
         second, said_second = pool_of(plan, load, role="decode", replicas=replicas)
         pools, notes = [first, second], notes + said_first + said_second
         if transfer is None:
-            transfer, said = transfer_of(prefill, plan, load)
+            transfer, said = transfer_of(prefill, plan, load, replicas=(first.replicas, second.replicas))
             notes += said
         run = replace(run, transfer=transfer)
     notes += (f"step times rest on {plan.calibration}",)

@@ -5,8 +5,7 @@ from msgspec.structs import replace
 from linkwise.core.errors import InputError
 from linkwise.engine.versions import version_key
 from linkwise.plan.engine_of import engine_of
-from linkwise.plan.handoff import handoff
-from linkwise.plan.handoff_types import HandoffOptions
+from linkwise.plan.handoff_pools import Side, handover
 from linkwise.plan.operate import in_flight
 from linkwise.plan.time import US
 from linkwise.plan.types import Plan
@@ -95,35 +94,39 @@ def tables_for(what: Served, rules: Rules, load: Requests, *, coarse: bool = Fal
     return tables_of(what, longest, budget=budget, sampled=rows, coarse=coarse)
 
 
-def transfer_of(prefill: Plan, decode: Plan, load: Requests) -> tuple[Transfer, tuple[str, ...]]:
-    """Seconds of a prompt's handover between the two plans' groups, on the links of the slower cluster.
+def transfer_of(
+    prefill: Plan, decode: Plan, load: Requests, *, replicas: tuple[int, int] | None = None, shared: bool | None = None
+) -> tuple[Transfer, tuple[str, ...]]:
+    """Seconds of a prompt's handover between the two plans' groups, and what they rest on.
 
-    The plan's handoff is asked at two lengths, and a line drawn through them.
+    replicas: of each side, in place of the plans'. shared: whether both pools are on one cluster; None = where the
+    plans name the same one and it holds both. The plan's handoff is asked at two lengths, and a line drawn through them.
     """
     if prefill.model != decode.model:
         raise InputError(
             f"{prefill.model.name} and {decode.model.name}", where="pools", expected="the same model on both sides"
         )
-    if (prefill.layout.size, decode.layout.size) != tuple(p.layout.tp * p.layout.pp for p in (prefill, decode)):
-        raise InputError(
-            f"{prefill.layout} and {decode.layout}", where="pools", expected="tp and pp only: others are not simulated"
-        )
+    counts = replicas or (prefill.replicas, decode.replicas)
+    sides = [Side(p.cluster, p.layout, n) for p, n in zip((prefill, decode), counts, strict=True)]
+    if shared is None:
+        same, room = prefill.cluster == decode.cluster, decode.cluster.size
+        shared = same and sum(side.devices for side in sides) <= room
     middle = max(2, int(load.input_tokens.mean()))
-    found: dict[int, float] = {}
-    for cluster in {id(p.cluster): p.cluster for p in (prefill, decode)}.values():
-        for tokens in (middle, 2 * middle):
-            seen = handoff(
-                decode.model, cluster, prompt_tokens=tokens, rate_per_s=1.0, prefill_tp=prefill.layout.tp,
-                decode_tp=decode.layout.tp, prefill_pp=prefill.layout.pp, decode_pp=decode.layout.pp,
-                engine=engine_of(decode), kv_dtype=decode.options.kv_dtype or "auto",
-                options=HandoffOptions(),
-            )  # fmt: skip
-            exposed = seen.transfer_s + seen.copy_s
-            found[tokens] = max(found.get(tokens, 0.0), exposed)
-    each = (found[2 * middle] - found[middle]) / middle
-    base = max(0.0, found[middle] - each * middle)
-    note = f"a prompt of {middle:,} tokens takes {found[middle] * 1e3:.3g} ms on {seen.limiting}, after its prefill"
-    return Transfer(base_s=base, token_s=max(0.0, each)), (note,)
+    seen = [
+        handover(
+            decode.model, *sides, shared=shared, prompt_tokens=tokens, engine=engine_of(decode),
+            kv_dtype=decode.options.kv_dtype or "auto",
+        )
+        for tokens in (middle, 2 * middle)
+    ]  # fmt: skip
+    once, twice = (one.transfer_s + one.copy_s for one in seen)
+    each = (twice - once) / middle
+    notes = [f"a prompt of {middle:,} tokens takes {once * 1e3:.3g} ms on {seen[0].limiting}, after its prefill"]
+    if not shared:
+        notes.append("the pools are on clusters of their own: their NICs join them, the network between is as wide")
+    if seen[0].refused is not None:
+        notes.append(f"{seen[0].connector} would not do this handover: {seen[0].refused.reason}")
+    return Transfer(base_s=max(0.0, once - each * middle), token_s=max(0.0, each)), tuple(notes)
 
 
 def with_engine(plan: Plan, **changes: object) -> Plan:
