@@ -2,11 +2,12 @@
 
 import msgspec
 import pytest
-from tests.diagnose.made import evidence
+from tests.diagnose.made import BASE, MS, evidence
 from tests.diagnose.made_facts import fact
 from tests.diagnose.test_hang import calls, named
 
 from linkwise.diagnose.diagnose import diagnose
+from linkwise.trace.events import Event
 from linkwise.trace.gather import Evidence
 from linkwise.trace.readers import flight_recorder, kineto, own
 
@@ -90,3 +91,50 @@ def test_stages_that_are_missing_together_are_one_question():
     (one,) = diagnose(evidence(rows, {"pp": (0, 1, 2, 3)}, world=4, hosts={0: "a", 1: "b"})).findings
     assert one.summary.startswith("pipeline stages 2, 3 (ranks 2, 3)")
     assert not one.decided
+
+
+def grid(*, between: bool, lost: tuple[int, ...] = (2,)) -> Evidence:
+    """Four ranks, tensor groups (0, 1) and (2, 3), data groups (0, 2) and (1, 3). Rank 3 does not come to its next
+    tensor call, rank 1 waits for it in a data call. Of ranks `lost` there is no record. between: whether ranks make
+    tensor calls between two data calls, in which rank 2 may wait for rank 3."""
+    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+
+    def rows(tensor: str, data: str, last: int) -> list[Event]:
+        """A data call, two tensor calls, a data call, ...; or data calls alone."""
+        made = [calls(number + 1, group=data)[-1:] for number in range(last)]
+        inner = [calls(2 * number + 2, group=tensor)[-2:] if between else [] for number in range(last)]
+        return [row for pair in zip(made, inner, strict=True) for row in (*pair[0], *pair[1])]
+
+    found = {
+        0: [*rows("tp0", "dp0", 4), *calls(5, open_last=True, group="dp0")[-1:]],
+        1: [*rows("tp0", "dp1", 4), *calls(5, open_last=True, group="dp1")[-1:]],
+        2: [*rows("tp1", "dp0", 4), *calls(9, open_last=True, group="tp1")[-1:]],
+        3: rows("tp1", "dp1", 4),
+    }
+    return evidence({rank: made for rank, made in found.items() if rank not in lost}, groups, world=4)
+
+
+def test_a_lost_record_is_not_blamed_where_its_rank_may_wait_for_one_that_stands():
+    assert named(diagnose(grid(between=True))) == [("stopped_rank", (3,), True)]
+    # Between two data calls its peers do nothing else: it cannot be waiting elsewhere.
+    found = named(diagnose(grid(between=False)))
+    assert ("dead_rank", (2,), True) in found
+
+
+def test_of_two_lost_records_that_are_waited_for_none_is_named():
+    rows = {rank: calls(6, open_last=True) for rank in (0, 2, 4, 5)}
+    found = diagnose(evidence(rows, {"tp": tuple(range(6))}, world=6))
+    assert named(found) == [("undecided", (), False)]
+    assert found.findings[0].summary.startswith("ranks 1, 3 have no record")
+
+
+def test_who_is_only_waited_for_behind_another_call_is_not_blamed():
+    # 0 and 1 stand in a message to 3, which waits for nothing; a tensor call of theirs and rank 2's is queued behind.
+    groups = {"tp": (0, 1, 2), "pp": (0, 3), "pq": (1, 3)}
+    queued = [row._replace(state="scheduled", created_ns=BASE + 500 * MS) for row in calls(5, open_last=True)[-1:]]
+    rows = {
+        rank: [*calls(4), calls(1, open_last=True, op="send", group=group)[0]._replace(peer=3), *queued]
+        for rank, group in ((0, "pp"), (1, "pq"))
+    }
+    found = named(diagnose(evidence(rows | {3: calls(2, group="pp")}, groups, world=4)))
+    assert {ranks for _, ranks, _ in found} == {(3,)}

@@ -7,6 +7,7 @@ from linkwise.diagnose.diagnose import diagnose
 from linkwise.trace.events import Event, Mark
 from linkwise.trace.facts import Fact
 from linkwise.trace.gather import Evidence
+from linkwise.trace.readers import flight_recorder
 
 FOUR = {"tp": (0, 1, 2, 3)}
 
@@ -253,7 +254,9 @@ def test_one_device_in_a_call_of_four_does_not_say_who_is_the_odd_one():
 def test_calls_under_way_in_records_of_a_moving_group_are_no_hang():
     rows = {rank: calls(6, open_last=True) for rank in (0, 1, 3)} | {2: calls(5)}
     found = evidence(rows, FOUR, world=4)
-    ranks = tuple(msgspec.structs.replace(rank, moving=rank.head.rank == 1) for rank in found.trace.ranks)
+    ranks = tuple(
+        msgspec.structs.replace(rank, pace="moving" if rank.head.rank == 1 else "") for rank in found.trace.ranks
+    )
     moving = msgspec.structs.replace(found, trace=msgspec.structs.replace(found.trace, ranks=ranks))
     assert named(diagnose(moving)) == []
     assert "count as no hang" in diagnose(moving).notes[0]
@@ -274,3 +277,42 @@ def test_a_dump_that_ends_before_what_its_peers_completed_is_of_an_earlier_momen
     told = diagnose(msgspec.structs.replace(found, trace=msgspec.structs.replace(found.trace, ranks=ranks)))
     assert named(told) == []
     assert "call 5 of group tp is over, which rank 2 had not entered" in told.notes[0]
+
+
+def messages_of(sender_state: str, receiver_state: str, *, pace: str = "") -> Evidence:
+    """Rank 0 sends three times to rank 1 over NCCL; the states are those of the third message."""
+    rows = {}
+    for rank, op, state in ((0, "send", sender_state), (1, "recv", receiver_state)):
+        made = calls(3, op=op, group="pp")
+        last = made[-1]._replace(state=state, ended_ns=made[-1].ended_ns if state == "done" else 0)
+        rows[rank] = [row._replace(peer=1 - rank) for row in (*made[:-1], last)]
+    found = evidence(rows, {"pp": (0, 1)}, world=2, transport="nccl")
+    mark = Mark("pp", 2, 2, 1)
+    ranks = tuple(msgspec.structs.replace(rank, marks=(mark,), pace=pace) for rank in found.trace.ranks)
+    return msgspec.structs.replace(found, trace=msgspec.structs.replace(found.trace, ranks=ranks))
+
+
+def test_a_device_that_does_not_begin_or_end_a_message_the_other_end_is_in():
+    assert named(diagnose(messages_of("started", "scheduled"))) == [("device_error", (1,), True)]
+    assert named(diagnose(messages_of("scheduled", "started"))) == [("device_error", (0,), True)]
+    assert named(diagnose(messages_of("started", "done", pace="still"))) == [("device_error", (0,), True)]
+    # Where it does not show that the record goes on beyond that end, it may have been taken before.
+    assert named(diagnose(messages_of("started", "done"))) == [("hang", (), False)]
+    assert named(diagnose(messages_of("started", "started"))) == [("hang", (), False)]
+
+
+def test_dumps_that_say_neither_whether_they_move_nor_stand_decide_nothing():
+    # Rank 2 is waited for; ranks 4 and 5 are in no call and nobody waits for them: in a hang they would wait, too.
+    groups = {"a": (0, 1, 2), "b": (3, 4, 5), "c": (2, 5)}
+    rows = {
+        **{rank: calls(4, open_last=True, group="a") for rank in (0, 1)},
+        2: [*calls(3, group="a"), *calls(2, group="c")],
+        **{rank: calls(4, group="b") for rank in (3, 4)},
+        5: [*calls(4, group="b"), *calls(2, group="c")],
+    }
+    found = evidence(rows, groups, world=6)
+    ranks = tuple(msgspec.structs.replace(rank, format=flight_recorder.FORMAT) for rank in found.trace.ranks)
+    dumps = msgspec.structs.replace(found, trace=msgspec.structs.replace(found.trace, ranks=ranks))
+    assert named(diagnose(dumps)) == [("hang", (), False)]
+    fired = Fact("watchdog", "timeout", rank=0, text="Watchdog caught collective operation timeout")
+    assert ("stopped_rank", (2,), True) in named(diagnose(msgspec.structs.replace(dumps, facts=(fired,))))

@@ -43,10 +43,13 @@ class Case:
     @cached_property
     def moving(self) -> dict[str, str]:
         """Units whose calls went on while their records were taken, with what shows it: in them calls under way are no
-        hang. Empty where anything says that they stand: a watchdog, an error, an end."""
-        if any(self.facts(kind) for kind in ("watchdog", "error", "exit", "missing")):
-            return {}
-        return moving(self.joined, self.board)
+        hang. Empty where anything says that they stand."""
+        return {} if self.told_to_stand else moving(self.joined, self.board)
+
+    @cached_property
+    def told_to_stand(self) -> bool:
+        """Whether anything beside the calls says that ranks do not go on: a watchdog, an error, an end."""
+        return any(self.facts(kind) for kind in ("watchdog", "error", "exit", "missing"))
 
     def _stands(self, place: int) -> bool:
         return self.joined.ranks[place].head.unit not in self.moving

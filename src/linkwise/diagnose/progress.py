@@ -58,7 +58,7 @@ def moving(joined: Joined, board: Board) -> dict[str, str]:
     found = {
         rank.head.unit: f"calls of rank {rank.head.rank} ended between its recorder's last look and its dump"
         for rank in joined.ranks
-        if rank.moving
+        if rank.pace == "moving"
     }
     rows = joined.rows
     whole = (rows.state == DONE) & np.isin(rows.op, [joined.op(name) for name in TOGETHER])

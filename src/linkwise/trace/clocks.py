@@ -220,7 +220,7 @@ def _by_messages(joined: Joined, of: Ints) -> _Limits:
     other = rows.op[pairs] == recv
     src, dst = np.where(other, pairs + 1, pairs), np.where(other, pairs, pairs + 1)
     began = np.where(rows.created_ns > 0, rows.created_ns, rows.started_ns)
-    whole = _from_the_first(joined)
+    whole = from_the_first(joined)
     good = (rows.op[src] == send) & (rows.op[dst] == recv) & (rows.state[dst] == DONE) & whole[src] & whole[dst]
     good &= (rows.step[src] == rows.step[dst]) | (rows.step[src] < 0) | (rows.step[dst] < 0)
     good &= (began[src] > 0) & (rows.ended_ns[dst] > 0) & (of[rows.who[src]] != of[rows.who[dst]])
@@ -234,8 +234,9 @@ def _by_messages(joined: Joined, of: Ints) -> _Limits:
     return found
 
 
-def _from_the_first(joined: Joined) -> np.ndarray:
-    """Rows of records that have every call of the row's group, from the first one on, by the calls' numbers."""
+def from_the_first(joined: Joined) -> np.ndarray:
+    """Rows of records that have every call of the row's group, from the first one on, by the calls' numbers: only of
+    these the k-th send is the k-th receive."""
     rows = joined.rows
     key = rows.who * (len(joined.groups) + 1) + rows.group
     order = np.lexsort((rows.sequence, key))

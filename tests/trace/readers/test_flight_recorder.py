@@ -222,20 +222,20 @@ def test_times_of_looking_are_not_taken_for_starts(tmp_path: Path) -> None:
     over = [looked(0, 100, duration_ms=0.5), looked(1, 100, duration_ms=30)]
     found_by_dump = looked(2, 160, retired=False)
     found = rank(tmp_path, *over, found_by_dump, entry(3, **OPEN))
-    assert (found.polled, found.moving, found.taken_ns) == (True, True, T + 160 * ms + 2000)
+    assert (found.polled, found.pace, found.taken_ns) == (True, "moving", T + 160 * ms + 2000)
     starts = [call.started_ns - T if call.started_ns else 0 for call in found.calls]
     assert starts == [100 * ms + 2000 - 500_000, 70 * ms + 2000, 0, 0]  # before the end by what the kernel took
     hung = rank(
         tmp_path, *over, entry(3, **(OPEN | {"state": "started", "time_discovered_started_ns": T + 60_000 * ms}))
     )
-    assert (hung.polled, hung.moving, hung.taken_ns) == (True, False, T + 60_000 * ms)
+    assert (hung.polled, hung.pace, hung.taken_ns) == (True, "still", T + 60_000 * ms)
     # The dump of a process whose watchdog hangs finds calls, too, but long after the last one was enqueued.
     late = rank(tmp_path, *over, looked(2, 60_000, retired=False))
-    assert (late.moving, late.taken_ns) == (False, T + 60_000 * ms + 2000)
+    assert (late.pace, late.taken_ns) == ("still", T + 60_000 * ms + 2000)
     # Starts and ends of another writer are what they say; one that retires nothing says nothing by it.
     true = [looked(n, 100, time_discovered_completed_ns=T + 101 * ms) for n in range(3)]
     assert not rank(tmp_path, *true).polled
-    assert not rank(tmp_path, *(looked(n, 100, retired=False) for n in range(3))).moving
+    assert rank(tmp_path, *(looked(n, 100, retired=False) for n in range(3))).pace == ""
     with pytest.raises(InputError, match="duration_ms"):
         rank(tmp_path, looked(0, 100, duration_ms="long"))
 

@@ -7,6 +7,8 @@ are one question about what they share, and the evidence decides it for none of 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.trace.facts import Fact
@@ -173,20 +175,49 @@ def _finding(case: Case, block: Block, waits: list[str]) -> Finding:
 
 
 def of_groups(case: Case, known: set[int]) -> dict[tuple[str, int], list[str]]:
-    """Members without a record that a stuck group lacks, where no known one explains it."""
+    """Members without a record that a stuck group lacks and somebody stands waiting for, where no known one explains
+    it. known: records of ranks that do not go on."""
     found: dict[tuple[str, int], list[str]] = {}
+    lacks: dict[tuple[str, int], list[int]] = {}
     for stall in case.stalls:
         group = case.joined.groups[stall.group]
         explained = any(one.who in known or one.enqueued < stall.call for one in case.board[stall.group].values())
-        if group.missing and not explained:
-            for rank in group.missing:
-                found.setdefault((group.unit, rank), []).append(
-                    f"{case.group(stall.group)}: every rank with a record entered call {stall.call};"
-                    f" rank {rank} has no record"
-                )
+        for rank in () if explained else group.missing:
+            lacks.setdefault((group.unit, rank), []).append(stall.group)
+            found.setdefault((group.unit, rank), []).append(
+                f"{case.group(stall.group)}: every rank with a record entered call {stall.call};"
+                f" rank {rank} has no record"
+            )
+    stood = _stood_for(case)
+    excused = {key for key in found if key not in stood or (known and _elsewhere(case, lacks[key]))}
+    found = {key: why for key, why in found.items() if key not in excused}
     # A missing rank is missing from every group: those that only share groups with it are not named beside it.
     most = max((len(why) for why in found.values()), default=0)
     return {key: why for key, why in found.items() if len(why) == most}
+
+
+def _stood_for(case: Case) -> set[tuple[str, int]]:
+    """Members without a record, by unit and rank, of collectives that somebody stands in, and not only has enqueued."""
+    rows, p2p = case.joined.rows, {case.joined.op(name) for name in P2P}
+    groups = {int(rows.group[row]) for row in case.fronts.values() if int(rows.op[row]) not in p2p}
+    return {(case.joined.groups[place].unit, rank) for place in groups for rank in case.joined.groups[place].missing}
+
+
+def _elsewhere(case: Case, groups: list[int]) -> bool:
+    """Whether a member without a record may itself be waiting in another group: between the last two calls of these
+    groups their other members made calls of others, and so did it. Records of open calls alone do not show it."""
+    joined = case.joined
+    for place in groups:
+        key = joined.groups[place].key
+        for who in joined.groups[place].known.values():
+            calls = joined.ranks[who].calls
+            if joined.ranks[who].only_open or key not in calls.groups:
+                continue
+            mine = np.flatnonzero(calls.group == calls.groups.index(key))[-2:]
+            shared = [len(joined.ranks[who].head.groups.get(name, ())) > 1 for name in calls.groups]
+            if np.asarray(shared)[calls.group[mine[0] + 1 : mine[-1]]].any():
+                return True
+    return False
 
 
 def exit_of(case: Case, rank: int) -> Fact | None:
@@ -195,11 +226,47 @@ def exit_of(case: Case, rank: int) -> Fact | None:
 
 
 def each(case: Case, lacking: dict[tuple[str, int], list[str]], reporter: str) -> Iterator[Finding]:
-    """Ranks without a record that all others wait for, one by one, where they are not missing together."""
+    """Ranks without a record that all others wait for, one by one, where they are not missing together. Of several one
+    may wait for the other: then it is not said which."""
     together = {(block.unit, rank) for block in blocks(case) for rank in block.ranks}
-    for (unit, rank), why in lacking.items():
-        if (unit, rank) not in together:
+    alone = {key: why for key, why in lacking.items() if key not in together}
+    left = [key for key in alone if exit_of(case, key[1]) is None]
+    doubt = {key: alone[key] for key in left if _may_wait(case, key, [one for one in left if one != key])}
+    for (unit, rank), why in alone.items():
+        if (unit, rank) not in doubt or len(doubt) < 2:
             yield _one(case, unit, rank, why, reporter, exit_of(case, rank))
+    if len(doubt) > 1:
+        yield _several(doubt, reporter)
+
+
+def _may_wait(case: Case, key: tuple[str, int], others: list[tuple[str, int]]) -> bool:
+    """Whether a rank without a record may wait for one of others without, in a call of both or in another group.
+    Records of open calls alone do not show it."""
+    groups = case.joined.groups
+    stuck = [
+        one.group for one in case.stalls if groups[one.group].unit == key[0] and key[1] in groups[one.group].missing
+    ]
+    if not others or any(rank.only_open for rank in case.joined.ranks if rank.head.unit == key[0]):
+        return False
+    shared = any(rank in groups[one].missing for one in stuck for unit, rank in others if unit == key[0])
+    return shared or not stuck or _elsewhere(case, stuck)
+
+
+def _several(doubt: dict[tuple[str, int], list[str]], reporter: str) -> Finding:
+    ranks = sorted(rank for _, rank in doubt)
+    return Finding(
+        class_="undecided",
+        summary=f"{ranks_text(ranks)} have no record and others wait for each of them: one is gone, and the rest may"
+        " wait for it",
+        original_fault=Fault(unit=next(iter({unit for unit, _ in doubt})) if len({u for u, _ in doubt}) == 1 else ""),
+        first_reporter=reporter,
+        confidence=0.5,
+        decided=False,
+        evidence=tuple(line for why in doubt.values() for line in why[:2])[:8],
+        would_decide="which of their processes still run; the records of those that do",
+        next=f"the logs of {ranks_text(ranks)}",
+        recovery="restart group",
+    )
 
 
 def _one(case: Case, unit: str, rank: int, why: list[str], reporter: str, gone: Fact | None) -> Finding:

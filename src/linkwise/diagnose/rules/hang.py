@@ -13,16 +13,14 @@ import msgspec
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.progress import Progress, Stall, on_device
-from linkwise.diagnose.rules import absent, departed, messages, whereabouts
+from linkwise.diagnose.progress import Progress, on_device
+from linkwise.diagnose.rules import absent, departed, messages, nobody, whereabouts
 from linkwise.diagnose.rules.whereabouts import Why
 from linkwise.diagnose.timing import ROOTED
 from linkwise.diagnose.types import DRIVER, Cause, Class, Finding
-from linkwise.trace.calls import Ints
 
 _ALIKE = "the group's calls are all alike: their count does not tell a call left out from one not reached"
 _EVEN = "its peers in collectives are as far as it is: it may have left a message out, before its record begins"
-POLL_NS = 200_000_000  # a watchdog looks for completed calls every 0.1 s: two ranks may know of one so far apart
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -31,11 +29,14 @@ def find(case: Case) -> Iterator[Finding]:
     yield from told.values()
     behind = _behind_on_device(case)
     idle = {place: why for place, why in _not_started(case).items() if place not in behind}
+    over, begun = messages.stuck_on_device(case)
+    behind = {**over, **behind}
+    idle = {place: why for place, why in (begun | idle).items() if place not in behind}
     # One that is stopped, or has ended, inside a call is no witness that others keep it waiting.
     gone = {*told, *(place for place, one in enumerate(case.joined.ranks) if absent.exit_of(case, one.head.rank))}
     silent, alone = _silent(case, gone)
     lacking = absent.of_groups(case, {*behind, *idle, *silent})
-    waits = messages.awaited(case, gone)
+    waits = messages.awaited(case, gone | {*over})
     for place, why in waits.items():
         if isinstance(place, int):
             silent.setdefault(place, []).extend(why)
@@ -46,14 +47,23 @@ def find(case: Case) -> Iterator[Finding]:
     reporter = _reporter(case)
     for place, texts in (behind | idle).items():
         yield _finding(case, place, texts, "device_error", "device", reporter, _IDLE if place in idle else "")
-    for place, why in silent.items():
-        if place not in behind and place not in idle:
-            yield from _silent_findings(case, place, why, reporter)
+    stand = {
+        place: list(_silent_findings(case, place, why, reporter))
+        for place, why in silent.items()
+        if place not in behind and place not in idle
+    }
+    one_left = any(one.class_ == "skipped_collective" for found in stand.values() for one in found)
+    maybe = set() if behind or idle or told or one_left else whereabouts.perhaps_moving(case, {*silent})
+    between = {place: silent[place] for place in stand if case.joined.ranks[place].head.unit in maybe}
+    if between:
+        yield nobody.between(case, between, reporter)
+    for place, found in stand.items():
+        yield from found if place not in between else ()
     yield from absent.each(case, lacking, reporter)
     elsewhere = [] if known or told else list(departed.elsewhere(case, reporter))
     yield from elsewhere
     if not (known or lacking or told or elsewhere):
-        yield from alone[:1] or (_undecided(case, reporter) if case.stalls else messages.unmoved(case))
+        yield from alone[:1] or (nobody.all_came(case, reporter) if case.stalls else messages.unmoved(case))
 
 
 def _told(case: Case) -> dict[int, Finding]:
@@ -107,15 +117,7 @@ def _ended_before(case: Case, place: int, one: Progress, most: int) -> bool:
     rows = case.joined.rows.take(slice(int(begin), int(end)))
     theirs = (rows.sequence > one.completed) & (rows.sequence <= most) & (rows.who != one.who) & (rows.ended_ns > 0)
     ended = rows.ended_ns[theirs]
-    return bool(len(ended)) and int(case.once("newest", lambda: _newest(case))[one.who]) <= int(ended.min()) + POLL_NS
-
-
-def _newest(case: Case) -> Ints:
-    """By record, the last time at which something is known to have happened there."""
-    rows = case.joined.rows
-    found = np.zeros(len(case.joined.ranks), np.int64)
-    np.maximum.at(found, rows.who, np.maximum(rows.created_ns, rows.ended_ns))
-    return found
+    return bool(len(ended)) and whereabouts.cut_before(case, one.who, int(ended.min()))
 
 
 def _not_started(case: Case) -> dict[int, list[str]]:
@@ -172,7 +174,7 @@ def _silent(case: Case, gone: set[int]) -> tuple[dict[int, list[Why]], list[Find
         if len(behind) > max(1, len(inside)):
             twice = {members[rank].who: whereabouts.made_twice(case, members[rank].who, stall.group) for rank in inside}
             alone.extend(departed.repeated(case, who, stall, text) for who, text in twice.items() if text)
-            alone.append(_ahead(case, stall, inside, list(behind)))
+            alone.append(nobody.ahead(case, stall, inside, list(behind)))
             continue
         rooted = {ops[rows.op[members[rank].open[0]]] for rank in inside} <= {*ROOTED} and len(behind) == 1
         for rank, one in behind.items():
@@ -243,103 +245,6 @@ def _idle_or_stopped(case: Case, place: int, texts: list[str], reporter: str) ->
         next=f"py-spy dump of {case.name(place)}",
         recovery="none",
     )
-
-
-def _ahead(case: Case, stall: Stall, inside: list[int], behind: list[int]) -> Finding:
-    where = f"call {stall.call} of {case.group(stall.group)}"
-    return Finding(
-        class_="hang",
-        summary=f"{ranks_text(inside)} entered {where}, which the other {len(behind)} did not: a call too many there,"
-        " or all the others stand still",
-        confidence=0.5,
-        decided=False,
-        evidence=(f"{where}: {ranks_text(behind)} did not enter it and wait for nothing",),
-        would_decide="stacks of a rank of each kind, or the plan of this step",
-        next="py-spy dump of a rank of each kind: did the others mean to make this call?",
-        recovery="restart group",
-    )
-
-
-def _undecided(case: Case, reporter: str) -> Iterator[Finding]:
-    """All came and none left. The call that is stuck is the one its members stand in, each of them; what they enqueued
-    behind it, in this or in other groups, only waits."""
-    crossed = _crossed(case)
-    if crossed:
-        yield crossed
-        return
-    if any(absent.waited_for(case, block) for block in absent.blocks(case)):
-        return  # that finding says who is not there
-    rows = case.joined.rows
-    stands: dict[tuple[int, int], list[int]] = {}
-    for who, row in case.fronts.items():
-        stands.setdefault((int(rows.group[row]), int(rows.sequence[row])), []).append(who)
-    whole = {
-        (stall.group, number): inside
-        for stall in case.stalls
-        for number in dict.fromkeys((stall.oldest, stall.call))
-        if len(inside := stands.get((stall.group, number), [])) == len(case.joined.groups[stall.group].known)
-    }
-    # Where no call has all of its members standing in it, the one most of them do.
-    found = whole or {
-        (stall.group, stall.oldest): [one.who for one in case.board[stall.group].values() if one.open]
-        for stall in case.stalls
-    }
-
-    def since(call: tuple[int, int]) -> int:
-        times = [int(rows.created_ns[case.fronts[who]]) for who in found[call] if who in case.fronts]
-        return min((time for time in times if time > 0), default=2**62)
-
-    order = sorted(found, key=lambda call: (since(call), -len(found[call]), call))
-    group, number = order[0]
-    ranks = [case.joined.ranks[who].head.rank for who in found[order[0]]]
-    behind = [stall for stall in case.stalls if stall.group not in {one for one, _ in order}]
-    yield Finding(
-        class_="hang",
-        summary=f"{ranks_text(ranks)} entered call {number} of {case.group(group)} and none left it: "
-        + ("enqueued everywhere, not completed" if whole else "its other members stand elsewhere"),
-        first_reporter=reporter,
-        confidence=0.5,
-        decided=False,
-        evidence=(
-            *(f"{case.group(one)}: all entered call {call} and stand in it" for one, call in order[:6] if whole),
-            *(f"{case.group(one.group)}: call {one.oldest} is enqueued behind it" for one in behind[:2]),
-        )
-        or tuple(f"{case.group(one.group)}: call {one.oldest} is the oldest that is open" for one in case.stalls[:8]),
-        would_decide="device and network counters of these ranks (Xid, throttle, link errors), or stacks of their"
-        " processes; dumps that also hold completed calls",
-        next="nvidia-smi -q and the IB counters of every host; py-spy dump of every rank",
-        recovery="restart group",
-    )
-
-
-def _crossed(case: Case) -> Finding | None:
-    """Ranks that wait for each other in different groups: they took different decisions."""
-    waits: dict[int, tuple[int, set[int]]] = {}
-    for stall in case.stalls:
-        members = case.board[stall.group]
-        for one in members.values():
-            mine = int(case.joined.rows.sequence[one.open[0]]) if one.open else -1
-            behind = {other.who for other in members.values() if other.enqueued < mine}
-            if behind:
-                waits[one.who] = (stall.group, behind)
-    for who in waits:
-        path, here = [who], who
-        while here in waits and len(path) <= len(waits) + 1:
-            here = next(iter(sorted(waits[here][1])))
-            if here in path:
-                ring = path[path.index(here) :]
-                where = [f"{case.name(one)} in {case.group(waits[one][0])}" for one in ring]
-                return Finding(
-                    class_="control_divergence",
-                    summary="ranks wait for each other in different groups: " + ", ".join(where),
-                    cause="software",
-                    confidence=0.7,
-                    evidence=tuple(where),
-                    next="py-spy dump of these ranks: the first decision that differs is above these calls",
-                    recovery="restart group",
-                )
-            path.append(here)
-    return None
 
 
 def _finding(

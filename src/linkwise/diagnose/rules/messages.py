@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from linkwise.diagnose.case import Case
-from linkwise.diagnose.rules.whereabouts import Why
+from linkwise.diagnose.progress import on_device
+from linkwise.diagnose.rules.whereabouts import Why, cut_before
 from linkwise.diagnose.types import Finding
-from linkwise.trace.calls import DONE
+from linkwise.trace.calls import DONE, SCHEDULED, STARTED
+from linkwise.trace.clocks import from_the_first
 from linkwise.trace.joined import P2P
 
 MOST = 8  # waits that are told of one rank
@@ -40,6 +42,36 @@ def awaited(case: Case, gone: set[int]) -> dict[int | tuple[str, int], list[Why]
         if len(why) < MOST:
             why.append(Why(f"{case.name(who)} waits in a {op} with rank {peer}, which {there}", -1, op == "recv"))
     return found
+
+
+def stuck_on_device(case: Case) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Records that stand in a message whose other end is over, and in one whose other end has begun while theirs has
+    not: why, in words. Where devices carry messages, and both records have them all, so that it is known which two are
+    one."""
+    rows, joined = case.joined.rows, case.joined
+    opened = np.asarray(_open(case), np.int64)
+    ended: dict[int, list[str]] = {}
+    started: dict[int, list[str]] = {}
+    if not len(opened):
+        return ended, started
+    whole = from_the_first(joined)
+    call = np.searchsorted(joined.first, opened, side="right") - 1
+    for row, at in zip(opened.tolist(), call.tolist(), strict=True):
+        who = int(rows.who[row])
+        ends = range(int(joined.first[at]), int(joined.first[at + 1]))
+        if case.fronts.get(who) != row or len(ends) != 2 or not whole[list(ends)].all() or not on_device(joined, who):
+            continue
+        (other,) = (end for end in ends if end != row)
+        op, far = joined.ops[rows.op[row]], case.name(int(rows.who[other]))
+        over = rows.state[other] == DONE and not cut_before(case, who, int(rows.ended_ns[other]))
+        begun = rows.state[other] == STARTED and rows.state[row] == SCHEDULED
+        if over:
+            text = f"{case.name(who)} stands in a {op}: {far} is done with it, and its own device does not end it"
+            ended.setdefault(who, []).append(text)
+        elif begun and any(mark.started >= 0 for mark in joined.ranks[who].marks):
+            text = f"{case.name(who)} stands in a {op}: {far} is in it, and its own device has not begun it"
+            started.setdefault(who, []).append(text)
+    return ended, started
 
 
 def unmoved(case: Case) -> Iterator[Finding]:

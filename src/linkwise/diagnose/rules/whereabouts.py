@@ -10,11 +10,14 @@ import numpy as np
 
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.places import whole
+from linkwise.trace.calls import Ints
 from linkwise.trace.events import RankTrace
 from linkwise.trace.facts import Fact
 from linkwise.trace.joined import P2P
+from linkwise.trace.readers import flight_recorder
 
 NEAR = 64  # calls of a record's end that are looked at
+POLL_NS = 200_000_000  # a watchdog looks for completed calls every 0.1 s: two ranks may know of one so far apart
 REGULAR = 3  # stretches of equal length, for a shorter one to be odd
 
 
@@ -54,6 +57,54 @@ def complaints(case: Case) -> bool:
         if before is None or (fact.unix_ns, whole(fact, "snapshot")) >= (before.unix_ns, whole(before, "snapshot")):
             latest[key] = fact
     return any(fact.value > 0 for fact in latest.values())
+
+
+def perhaps_moving(case: Case, silent: set[int]) -> set[str]:
+    """Units that may as well have been on their way when their recorders were read, which say neither: there several
+    ranks are between calls, or one that nobody waits for is. silent: records that others wait for and that wait for
+    nothing. Where a group stands, all others wait, be it in messages that the recorder (gloo's) does not keep."""
+    found = set()
+    groups = case.joined.groups
+    used = set(case.joined.rows.group.tolist())
+    recorded = {groups[place].members for place in used}
+    for unit in {rank.head.unit for rank in case.joined.ranks} if not case.told_to_stand else ():
+        here = [place for place, rank in enumerate(case.joined.ranks) if rank.head.unit == unit]
+        ranks = [case.joined.ranks[place] for place in here]
+        if any(rank.format != flight_recorder.FORMAT or rank.pace or rank.only_open for rank in ranks):
+            continue
+        free = [place for place in here if place not in case.waiting and place not in silent]
+        kept = [
+            place
+            for place in free
+            if all(members in recorded for members in _smaller(case.joined.ranks[place]))
+            and len(case.joined.ranks[place].calls)
+        ]
+        if kept or len(silent & set(here)) > 1:
+            found.add(unit)
+    return found
+
+
+def _smaller(rank: RankTrace) -> list[tuple[int, ...]]:
+    """Groups of a rank that are not of all ranks."""
+    return [members for members in rank.head.groups.values() if 1 < len(members) < rank.head.world]
+
+
+def cut_before(case: Case, place: int, ended_ns: int) -> bool:
+    """Whether a record may have been taken before it could know of a call that was over elsewhere at that moment.
+
+    One in which no call ended in its last tenth of a second was taken when its rank stood.
+    """
+    if case.joined.ranks[place].pace == "still":
+        return False
+    return int(case.once("newest", lambda: _newest(case))[place]) <= ended_ns + POLL_NS
+
+
+def _newest(case: Case) -> Ints:
+    """By record, the last time at which something is known to have happened there."""
+    rows = case.joined.rows
+    found = np.zeros(len(case.joined.ranks), np.int64)
+    np.maximum.at(found, rows.who, np.maximum(rows.created_ns, rows.ended_ns))
+    return found
 
 
 def in_step(case: Case, place: int) -> bool:

@@ -15,7 +15,7 @@ import math
 import re
 from operator import itemgetter
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from linkwise.core.errors import InputError
 from linkwise.core.printable import clipped, printable
@@ -99,11 +99,11 @@ def checked(entries: list[dict[str, Any]], where: str) -> Columns:
 
 class Seen(NamedTuple):
     """How a dump's times came about. polled: they are when somebody looked, not when it was. taken_ns: when the dump
-    was made, 0 = not known. moving: calls ended since the watchdog's last look, and others had just been enqueued."""
+    was made, 0 = not known. pace: whether calls ended since the watchdog's last look, with others just enqueued."""
 
     polled: bool
     taken_ns: int
-    moving: bool
+    pace: Literal["moving", "still", ""]
 
 
 def seen(rows: Columns) -> Seen:
@@ -112,13 +112,14 @@ def seen(rows: Columns) -> Seen:
     done = [n for n, word in enumerate(rows["state"]) if word == "completed" and ended[n]]
     took = [ended[n] - started[n] for n in done if started[n]]
     if not done or (took and median(took) >= LOOKED_NS):
-        return Seen(False, 0, False)
+        return Seen(False, 0, "")
     retired = [ended[n] for n in done if rows["retired"][n] is True]
     fresh = [ended[n] for n in done if rows["retired"][n] is False]
-    told = bool(retired and fresh) and min(fresh) >= max(retired)
+    told = bool(retired) and (not fresh or min(fresh) >= max(retired))
     pending = [started[n] for n, word in enumerate(rows["state"]) if word == "started"]
     taken = max([*pending, *(fresh if told else ())], default=0)
-    return Seen(True, taken, told and taken - max(rows["time_created_ns"]) < RECENT_NS)
+    moving = bool(fresh) and taken - max(rows["time_created_ns"]) < RECENT_NS
+    return Seen(True, taken, "" if not told else "moving" if moving else "still")
 
 
 def began(rows: Columns, durations: list[Any], where: str) -> list[int]:

@@ -84,7 +84,7 @@ def _read(source: Source) -> Reading:
             lost=0 if only_open else next(iter(rows["record_id"]), 0),
             polled=seen.polled,
             taken_ns=seen.taken_ns,
-            moving=seen.moving,
+            pace=seen.pace,
             source=where,
             format=FORMAT,
         )
