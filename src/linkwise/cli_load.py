@@ -23,7 +23,7 @@ Spread = Annotated[str, typer.Option(help="fixed, uniform or lognormal", rich_he
 Long = Annotated[str, typer.Option(help="requests longer than the context: refuse or drop", rich_help_panel=LOAD)]
 Seed = Annotated[int, typer.Option(help="same seed, same result", rich_help_panel=LOAD)]
 Target = Annotated[str, typer.Option(help="target", metavar="TIME", rich_help_panel=LOAD)]
-Router = Annotated[str, typer.Option(help="least (outstanding), round-robin, random or prefix", rich_help_panel=POOLS)]
+Router = Annotated[str, typer.Option(help="least (load), round-robin, random or prefix", rich_help_panel=POOLS)]
 Json = Annotated[bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=OUT)]
 
 

@@ -294,3 +294,17 @@ def test_more_replicas_than_load_serve_it_as_one_idle_replica_does() -> None:
     one = simulate([Pool(ONE, constant(1.0))], load(arrivals)).summary
     many = simulate([Pool(ONE, constant(1.0), replicas=7)], load(arrivals)).summary
     assert one.ttft == many.ttft
+
+
+def test_a_request_that_waits_counts_as_four_that_run() -> None:
+    """Five come at 0 s: three long ones to replica 0, two of one token to replica 1, which is idle at 1 s.
+
+    Of those at 1.5, 1.6 and 1.7 s the first starts there at once and the second has to wait (a load of 1 + 4); the
+    third meets three that run on replica 0 (a load of 3) and joins them at 2 s. By counts alone, two against three, it
+    would wait too.
+    """
+    rules = Rules(max_seqs=4, prefix_cache=False)
+    arrivals, outputs = [0, 0, 0, 0, 0, 1.5, 1.6, 1.7], [9, 1, 9, 1, 9, 9, 9, 9]
+    found = simulate([Pool(rules, constant(1.0), replicas=2)], load(arrivals, 4, outputs)).requests
+    assert found["lane"].tolist() == [0, 1, 0, 1, 0, 1, 1, 0]
+    assert found["start"].tolist() == [0, 0, 0, 0, 0, 1.5, 2.5, 2.0]

@@ -14,6 +14,9 @@ _A, _B, _C = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.ui
 _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 # A router that follows prefixes leaves the replica that has one when it is this much busier than the idlest.
 MOST_AHEAD = 8
+# Requests that run one that waits is as much as, for a router that looks at load: vLLM's own between the ranks of data
+# parallel groups (waiting * 4 + running, v1/engine/core_client.py, 0.9 on; ties in turn).
+WAITS = 4
 
 
 @compiled
@@ -39,16 +42,30 @@ def _takes(w: Record, at: int) -> bool:
 
 
 @compiled
+def _load(w: Record, at: int, lanes: int) -> int:
+    """What a replica has to do, in requests that run: one that waits for its turn counts as WAITS of them."""
+    one = a.replica(w)[at]
+    running = 0
+    for i in range(lanes):
+        running += a.lane(w)[one.lane0 + i].running
+    load: int = one.outstanding + (WAITS - 1) * (one.outstanding - running)
+    return load
+
+
+@compiled
 def _least(w: Record, p: int) -> int:
-    """The replica with the fewest requests outstanding; ties go in turn. -1 when none takes any."""
+    """The replica with the least load; ties go in turn. -1 when none takes any."""
     pool = a.pool(w)[p]
     number = pool.replica1 - pool.replica0
     start, best, fewest = pool.turn, -1, 1 << 60
     for i in range(number):
         at = start + i
         at = pool.replica0 + (at - number if at >= number else at)
+        # Only who has fewer requests than the best one's load can have less.
         if a.replica(w)[at].outstanding < fewest and _takes(w, at):
-            best, fewest = at, a.replica(w)[at].outstanding
+            load = _load(w, at, pool.lanes)
+            if load < fewest:
+                best, fewest = at, load
     if best >= 0:
         pool.turn = (best - pool.replica0 + 1) % number
     return best
