@@ -6,14 +6,14 @@ import pytest
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine import facts_io, registry
-from linkwise.engine.base import Convention, Defaults, Memory, Options
+from linkwise.engine.base import Batching, Convention, Defaults, Memory, Options
 
 
 @pytest.mark.parametrize("name", facts_io.NAMES)
 def test_every_figure_of_the_facts_has_a_source(name):
     engine = registry.get(name)
     raw = facts_io.raw(name)
-    figures = [f"{part}.{key}" for part in ("defaults", "memory") for key in getattr(raw, part)]
+    figures = [f"{part}.{key}" for part in ("defaults", "memory", "batching") for key in getattr(raw, part)]
     # A flag that says whether we compared, and a name, are not figures.
     figures += [f"convention.{key}" for key in raw.convention if key not in {"supported", "all_reduce"}]
     known = set(raw.sources) | {"defaults", "memory", "convention"} & set(raw.sources)
@@ -33,7 +33,7 @@ def test_every_figure_of_the_facts_has_a_source(name):
 @pytest.mark.parametrize("name", facts_io.NAMES)
 def test_facts_use_only_fields_of_the_contract(name):
     raw = facts_io.raw(name)
-    for part, kind in (("defaults", Defaults), ("memory", Memory), ("convention", Convention)):
+    for part, kind in (("defaults", Defaults), ("memory", Memory), ("convention", Convention), ("batching", Batching)):
         fields = {f.name for f in msgspec.structs.fields(kind)}
         assert set(getattr(raw, part)) <= fields
         for overlay in raw.versions:
@@ -174,3 +174,17 @@ def test_kv_dtypes_an_engine_stores_have_a_word_in_its_command(make, name, store
         assert engine.resolve(options, model).block_tokens >= 1
         assert engine.command("m", Layout(), options)
     assert len(engine.facts.gates["kv_dtypes"]) == len(stored)
+
+
+def test_vllm_lays_steps_out_ahead_since_0_14():
+    # vLLM release notes 0.14.0: async scheduling is enabled by default.
+    ahead = {version: registry.get("vllm", version).batching.ahead for version in ("0.13.2", "0.14.0", "0.32.0")}
+    assert ahead == {"0.13.2": False, "0.14.0": True, "0.32.0": True}
+
+
+def test_how_engines_batch():
+    # SGLang: get_next_batch_to_run takes new prompts first. TensorRT-LLM: enable_chunked_prefill defaults to false.
+    said = {name: registry.get(name).batching for name in ("vllm", "sglang", "trtllm")}
+    assert {name: (one.policy, one.cuts_prompts) for name, one in said.items()} == {
+        "vllm": ("mixed", True), "sglang": ("prefill-first", True), "trtllm": ("mixed", False)
+    }  # fmt: skip

@@ -118,6 +118,21 @@ class Memory(Frozen, frozen=True, kw_only=True):
     expert_pad: dict[str, tuple[int, int]] = {}
 
 
+class Batching(Frozen, frozen=True, kw_only=True):
+    """How an engine fills its steps; the closed form of a plan and the simulator both follow it.
+
+    policy: "mixed" (prompts ride in steps of rows that decode) or "prefill-first" (prompts in steps of their own, which
+        rows wait for). cuts_prompts: False = a prompt waits for a step with room for all of it.
+    reserve: share of the answer a request's KV is taken for when it is admitted.
+    ahead: a step is put together while the one before it runs, so who comes meanwhile is in the step after.
+    """
+
+    policy: Literal["mixed", "prefill-first"] = "mixed"
+    cuts_prompts: bool = True
+    reserve: float = 0.0
+    ahead: bool = False
+
+
 class Convention(Frozen, frozen=True, kw_only=True):
     """What a step communicates, as data; plan/step.py turns it into ops.
 
@@ -211,6 +226,7 @@ class Engine(ABC):
     defaults: Defaults
     memory: Memory
     convention: Convention
+    batching: Batching = Batching()
     _calibration: tuple[StepCalibration | None] | None = None  # None: the one that is shipped
     _constants: StepConstants | None = None
 

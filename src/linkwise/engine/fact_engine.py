@@ -29,6 +29,7 @@ class FactEngine(Engine):
         self.sources = tuple(sorted(set(facts.sources.values())))
         self.memory = facts.memory
         self.convention = facts.convention
+        self.batching = facts.batching
         self.defaults = facts.defaults
         self.defaults = self.defaults_for(None)
 

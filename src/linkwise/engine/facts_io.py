@@ -7,7 +7,7 @@ from typing import Any, Literal
 from linkwise.core.errors import InputError
 from linkwise.core.files import parse_yaml_object
 from linkwise.core.schema import Frozen, convert
-from linkwise.engine.base import Convention, Defaults, Memory
+from linkwise.engine.base import Batching, Convention, Defaults, Memory
 from linkwise.engine.versions import version_key
 
 __all__ = ["NAMES", "Bucket", "Facts", "Flag", "Flags", "LargeDevice", "Overlay", "Raw", "facts", "raw", "version_key"]
@@ -62,6 +62,7 @@ class Overlay(Frozen, frozen=True, kw_only=True):
     defaults: dict[str, Any] = {}
     memory: dict[str, Any] = {}
     convention: dict[str, Any] = {}
+    batching: dict[str, Any] = {}
     gates: dict[str, Any] = {}
     large_device: bool = True
 
@@ -75,6 +76,7 @@ class Raw(Frozen, frozen=True, kw_only=True):
     defaults: dict[str, Any]
     memory: dict[str, Any]
     convention: dict[str, Any]
+    batching: dict[str, Any]
     sources: dict[str, str]
     gates: dict[str, Any] = {}
     large_device: LargeDevice | None = None
@@ -94,6 +96,7 @@ class Facts(Frozen, frozen=True, kw_only=True):
     defaults: Defaults
     memory: Memory
     convention: Convention
+    batching: Batching
     sources: dict[str, str]
     gates: dict[str, Any]
     large_device: LargeDevice | None
@@ -116,7 +119,7 @@ def facts(name: str, version: str | None = None) -> Facts:
     """An engine's facts at a version; without one, at the version they were taken from."""
     base = raw(name)
     key = version_key(version or base.version)
-    sections = {part: dict(getattr(base, part)) for part in ("defaults", "memory", "convention", "gates")}
+    sections = {part: dict(getattr(base, part)) for part in ("defaults", "memory", "convention", "batching", "gates")}
     sources, large = dict(base.sources), base.large_device
     for overlay in base.versions:
         if key >= version_key(overlay.before):
@@ -135,6 +138,7 @@ def facts(name: str, version: str | None = None) -> Facts:
         defaults=convert(sections["defaults"], Defaults, where=f"{where}: defaults"),
         memory=convert(sections["memory"], Memory, where=f"{where}: memory"),
         convention=convert({"name": name, **sections["convention"]}, Convention, where=f"{where}: convention"),
+        batching=convert(sections["batching"], Batching, where=f"{where}: batching"),
         sources=sources,
         gates=sections["gates"],
         large_device=large,

@@ -3,7 +3,6 @@
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
-from linkwise.engine.versions import version_key
 from linkwise.plan.engine_of import engine_of
 from linkwise.plan.handoff_pools import Side, handover
 from linkwise.plan.operate import in_flight
@@ -15,20 +14,6 @@ from linkwise.simulate.served import Served, served
 from linkwise.simulate.tables import Tables
 from linkwise.workload.requests import Requests
 
-# engine: (policy, prompts may be cut, share of the answer reserved when a request is admitted)
-# vLLM V1 schedules rows and chunks together and preempts by recomputing. SGLang runs prompts first and admits with a
-# share of the answer reserved that decays to about 0.1 (new_token_ratio; unverified beyond its defaults).
-# TensorRT-LLM's default capacity scheduler, guaranteed no evict, reserves the whole answer; prompts are not cut.
-_BATCHING = {
-    "vllm": ("mixed", True, 0.0),
-    "linkwise": ("mixed", True, 0.0),
-    "textbook": ("mixed", True, 0.0),
-    "sglang": ("prefill-first", True, 0.1),
-    "trtllm": ("mixed", False, 1.0),
-}
-# Engines that lay a step out while the one before it runs, by default from a version on. vLLM release notes 0.14 (async
-# scheduling); SGLang's overlap schedule and TensorRT-LLM's overlap scheduler are on unless they are disabled.
-_AHEAD = {"vllm": "0.14", "sglang": "0", "trtllm": "0"}
 MOST_TOKENS = 1 << 18  # of a step the tables hold
 
 
@@ -45,7 +30,7 @@ def rules_of(plan: Plan) -> tuple[Rules, tuple[str, ...]]:
 def rules_for(what: Served) -> tuple[Rules, tuple[str, ...]]:
     """How one serving group batches, and what of it is not exact."""
     notes = []
-    policy, chunked, reserve = _BATCHING[what.engine.name]
+    batching = what.engine.batching
     resolved, layout, verify = what.resolved, what.layout, 1 + what.options.mtp_tokens
     c = what.engine.step_constants(what.cluster.constants)
     if resolved.max_batched_tokens > MOST_TOKENS:
@@ -62,17 +47,13 @@ def rules_for(what: Served) -> tuple[Rules, tuple[str, ...]]:
     if blocks < 1:
         raise InputError("the plan leaves no room for KV", where="simulate", expected="a plan that holds a request")
     return Rules(
-        policy=policy, chunked=chunked, reserve=reserve, budget=min(resolved.max_batched_tokens, MOST_TOKENS),
+        policy=batching.policy, chunked=batching.cuts_prompts, reserve=batching.reserve, ahead=batching.ahead,
+        budget=min(resolved.max_batched_tokens, MOST_TOKENS),
         max_seqs=resolved.max_seqs, slots=in_flight(layout, what.options), lanes=layout.dp_attn,
         block_tokens=resolved.block_tokens, kv_blocks=blocks, verify=verify,
         acceptance=what.options.mtp_acceptance if verify > 1 else 1.0, front_s=c.request_us * US,
-        front_each_s=c.request_each_us * US, front_prompt_s=c.request_token_us * US, ahead=_ahead(what),
+        front_each_s=c.request_each_us * US, front_prompt_s=c.request_token_us * US,
     ), tuple(notes)  # fmt: skip
-
-
-def _ahead(what: Served) -> bool:
-    since = _AHEAD.get(what.engine.name)
-    return since is not None and version_key(what.engine.version) >= version_key(since)
 
 
 def pool_of(
@@ -100,7 +81,7 @@ def transfer_of(
     """Seconds of a prompt's handover between the two plans' groups, and what they rest on.
 
     replicas: of each side, in place of the plans'. shared: whether both pools are on one cluster; None = where the
-    plans name the same one and it holds both. The plan's handoff is asked at two lengths, and a line drawn through them.
+    plans name the same one and it holds both. Asked at two lengths, and a line drawn through them.
     """
     if prefill.model != decode.model:
         raise InputError(
