@@ -30,6 +30,9 @@ def awaited(case: Case, gone: set[int]) -> dict[int | tuple[str, int], list[Why]
     places = {(rank.head.unit, rank.head.rank): place for place, rank in enumerate(joined.ranks)}
     found: dict[int | tuple[str, int], list[Why]] = {}
     for row in _open(case):
+        far = _far_end(case, row)
+        if far is not None and joined.rows.state[far] == DONE:
+            continue  # it was there
         who, peer = int(joined.rows.who[row]), int(joined.rows.peer[row])
         unit = joined.ranks[who].head.unit
         place = places.get((unit, peer))
@@ -44,24 +47,26 @@ def awaited(case: Case, gone: set[int]) -> dict[int | tuple[str, int], list[Why]
     return found
 
 
+def _far_end(case: Case, row: int) -> int | None:
+    """The other end of a message, where it is on record and certain: both records have all of their messages."""
+    joined = case.joined
+    call = int(np.searchsorted(joined.first, row, side="right")) - 1
+    ends = range(int(joined.first[call]), int(joined.first[call + 1]))
+    whole = case.once("whole messages", lambda: from_the_first(joined))
+    return next((end for end in ends if end != row), None) if len(ends) == 2 and whole[list(ends)].all() else None
+
+
 def stuck_on_device(case: Case) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
     """Records that stand in a message whose other end is over, and in one whose other end has begun while theirs has
     not: why, in words. Where devices carry messages, and both records have them all, so that it is known which two are
     one."""
     rows, joined = case.joined.rows, case.joined
-    opened = np.asarray(_open(case), np.int64)
     ended: dict[int, list[str]] = {}
     started: dict[int, list[str]] = {}
-    if not len(opened):
-        return ended, started
-    whole = from_the_first(joined)
-    call = np.searchsorted(joined.first, opened, side="right") - 1
-    for row, at in zip(opened.tolist(), call.tolist(), strict=True):
-        who = int(rows.who[row])
-        ends = range(int(joined.first[at]), int(joined.first[at + 1]))
-        if case.fronts.get(who) != row or len(ends) != 2 or not whole[list(ends)].all() or not on_device(joined, who):
+    for row in _open(case):
+        who, other = int(rows.who[row]), _far_end(case, row)
+        if case.fronts.get(who) != row or other is None or not on_device(joined, who):
             continue
-        (other,) = (end for end in ends if end != row)
         op, far = joined.ops[rows.op[row]], case.name(int(rows.who[other]))
         over = rows.state[other] == DONE and not cut_before(case, who, int(rows.ended_ns[other]))
         begun = rows.state[other] == STARTED and rows.state[row] == SCHEDULED
@@ -106,7 +111,7 @@ def unmoved(case: Case) -> Iterator[Finding]:
     elif lines:
         yield Finding(
             class_="hang",
-            summary=f"{lines[0]}, which waits too: no message moves, and nobody is known to be behind",
+            summary=f"{lines[0]}, and no message moves: nobody is known to be behind",
             confidence=0.5,
             decided=False,
             evidence=tuple(lines[:MOST]),
