@@ -1,5 +1,6 @@
 """Launch commands and their reverse: round trips, real commands as people paste them, refusals with names."""
 
+import json
 import shlex
 
 import pytest
@@ -147,6 +148,24 @@ def test_dotted_json_flags():
     )
     assert parsed.options.mtp_tokens == 3
     assert parsed.layout == Layout(tp=2, sequence_sharded=True)
+
+
+@pytest.mark.parametrize(("version", "name"), [("0.12", "enable_sequence_parallelism"), ("0.13", "enable_sp")])
+def test_vllm_sequence_sharding_is_written_as_its_version_names_it(make, version, name):
+    # vllm PR 16155 brings the pass, PR 29646 (after 0.12.0) renames it.
+    engine, layout = registry.get("vllm", version), Layout(tp=4, sequence_sharded=True)
+    assert engine.refuses(make(), layout, devices_per_node=8) is None
+    words = engine.command("m", layout, Options())
+    assert json.loads(words[words.index("--compilation-config") + 1]) == {"pass_config": {name: True}}
+    assert engine.parse(words).layout == layout
+
+
+@pytest.mark.parametrize("version", ["0.32", "0.8.4"])
+def test_a_vllm_without_the_pass_refuses_sequence_sharding(make, version):
+    # vllm/config/compilation.py of 0.32.0: PassConfig has no such field, and its parser refuses one.
+    found = registry.get("vllm", version).refuses(make(), Layout(tp=4, sequence_sharded=True), devices_per_node=8)
+    assert found is not None and f"vLLM {version} has no sequence-sharded" in found.reason
+    assert found.change == "sequence_sharded off"
 
 
 def test_an_ellipsis_is_ignored_with_a_note():

@@ -249,7 +249,7 @@ def test_what_is_refused_and_how(linkwise: Shell, words: str, code: int, said: s
     base = "plan llama-3.3-70b --on 2x8xh100-sxm --isl 1000 --osl 100"
     assert linkwise(f"{base} --tp 8 --pp 2 -o p.json").code == 0
     assert linkwise(f"{base} --engine linkwise --tp 4 --cp 2 -o cp.json").code == 0
-    assert linkwise(f"{base} --tp 4 --sequence-sharded -o seq.json").code == 0
+    assert linkwise(f"{base} --engine vllm@0.31 --tp 4 --sequence-sharded -o seq.json").code == 0
     ran = linkwise(words)
     assert ran.code == code
     assert said in ran.err

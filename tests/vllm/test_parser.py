@@ -116,6 +116,16 @@ def test_commands_are_accepted_with_the_plans_degrees(folders: dict[str, Path]) 
     assert accepted >= 60
 
 
+def test_the_pass_that_shards_the_sequence_is_there_or_refused(folders: dict[str, Path]) -> None:
+    from dataclasses import fields
+
+    from vllm.config.compilation import PassConfig
+
+    name = engines.get("vllm").facts.gates["sequence_pass"]  # type: ignore[attr-defined]
+    own = {field.name for field in fields(PassConfig)}
+    assert own & {"enable_sp", "enable_sequence_parallelism"} == ({name} if name else set())
+
+
 def test_flags_of_the_facts_take_what_the_parser_takes() -> None:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -76,12 +76,22 @@ class Vllm(FactEngine):
         yield rules.only_moe(model, layout, dense_dp="vLLM runs the copies as independent replicas")
         yield _expert_degree(layout)
         yield _prefill_context(model, layout, bool(gates["prefill_context_parallel"]))
+        if layout.sequence_sharded and not self._sequence_pass:
+            yield Refusal(
+                reason=f"vLLM {self.version} has no sequence-sharded tensor parallelism: its compiler has no such pass",
+                ways=({"sequence_sharded": 0},),
+            )
         yield rules.heads(model, layout)
         yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
         # Experts need not divide: a remainder is spread over the first ranks.
         yield rules.experts(model, layout, even=False)
         yield self._decode_context(model, layout)
         yield rules.fp8_blocks(model, layout, self.convention)
+
+    @property
+    def _sequence_pass(self) -> str:
+        """The compiler pass that shards rows between tensor-parallel blocks; "" where this version has none."""
+        return str(self.facts.gates["sequence_pass"])
 
     def _decode_context(self, model: Model, layout: Layout) -> Refusal | None:
         if layout.dcp > 1 and not self.facts.gates["decode_context_parallel"]:
@@ -160,7 +170,9 @@ class Vllm(FactEngine):
         if exchange is not None and exchange not in _EXCHANGES:
             raise InputError(f"moe_exchange {exchange!r}", where=where, expected="one of " + ", ".join(_EXCHANGES))
         speculative = {"method": "mtp", "num_speculative_tokens": options.mtp_tokens} if options.mtp_tokens else None
-        sequence = {"pass_config": {"enable_sp": True}} if layout.sequence_sharded else None
+        if layout.sequence_sharded and not self._sequence_pass:
+            raise InputError("sequence-sharded rows", where=where, expected=f"a layout that vLLM {self.version} has")
+        sequence = {"pass_config": {self._sequence_pass: True}} if layout.sequence_sharded else None
         flags = {
             "--tensor-parallel-size": degree(layout.tp),
             "--pipeline-parallel-size": degree(layout.pp),

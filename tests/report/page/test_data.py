@@ -179,7 +179,9 @@ def test_every_layout_of_the_search_is_there(page: Page, seventy: linkwise.Plan)
 
 
 def test_a_layout_that_was_given_is_shown_though_no_search_finds_it() -> None:
-    plan = plan_of("llama-3.3-70b", "2x4xh100-sxm", tp=4, pp=2, cp=1, sequence_sharded=True)
+    plan = plan_of(
+        "llama-3.3-70b", "2x4xh100-sxm", engine="vllm@0.31", tp=4, pp=2, cp=1, sequence_sharded=True
+    )  # fmt: skip
     found, _ = layouts(plan)
     assert found[0].layout == str(plan.layout)
     assert found[0].points
