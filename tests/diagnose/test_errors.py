@@ -100,6 +100,23 @@ class TestOneProcess:
         assert answer(tmp_path, server__log=line).findings == ()
         assert answer(tmp_path, server__log=line.replace("Received", "Added")).findings == ()
 
+    def test_what_a_user_typed_over_several_lines_is_no_error(self, tmp_path: Path) -> None:
+        """vLLM's NewLineFormatter repeats a line's front before each of its lines; other loggers go on without one."""
+        text = ("why?", "Traceback (most recent call last):", '  File "/x/y.py", line 3, in run', ILLEGAL, "thanks")
+        first = "Received request cmpl-1: prompt: '" + text[0]
+        lines = [first, *text[1:-1], text[-1] + "', params: SamplingParams(n=1)"]
+        fronted = "".join(vllm("APIServer1", "30:00", line, "INFO") for line in lines)
+        assert answer(tmp_path, server__log=fronted).findings == ()
+        after = vllm("APIServer1", "31:00", "all is well", "INFO")
+        raw = vllm("APIServer1", "30:00", "\n".join(lines), "INFO")
+        assert answer(tmp_path, server__log=raw + after).findings == ()
+        assert answer(tmp_path, server__log=raw).findings == ()
+        # What is not of the text stays: below its end, or with a front of its own.
+        crash = vllm("Worker_TP1", "30:00", ILLEGAL, "ERROR")
+        assert answer(tmp_path, server__log=raw + crash).findings
+        assert answer(tmp_path, server__log=vllm("APIServer1", "30:00", first, "INFO") + crash).findings
+        assert answer(tmp_path, server__log=raw + ILLEGAL + "\n").findings
+
     def test_heartbeats_and_an_end_are_well(self, tmp_path: Path) -> None:
         text = vllm(
             "EngineCore_DP0", "30:00", "No available shared memory broadcast block found in 60 second(s).", "INFO"
