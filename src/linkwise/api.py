@@ -92,6 +92,7 @@ def plan(
     from linkwise.plan.build import plan as build
     from linkwise.plan.fit import Case
     from linkwise.plan.frontier import Seen, collect
+    from linkwise.plan.types import NoPlan as Short
 
     task = _task(model, on, engine, _reader(from_command, from_manifest, from_running, settings), settings)
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
@@ -101,7 +102,8 @@ def plan(
         found = build(*asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None)
         if wanted:
             other = None if prefill_on is None else _cluster(prefill_on)
-            front = frontier_of(asked, seen, price=price, prefill_on=other, pool=pool)
+            own = None if isinstance(found, Short) else found.chosen
+            front = frontier_of(asked, seen, price=price, prefill_on=other, own=own, pool=pool)
             found = msgspec.structs.replace(found, frontier=front)
     if task.replicas is None:
         return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
@@ -307,7 +309,7 @@ def handoff(
         options=factors,
     )
     inputs: dict[str, Any] = {"served": what, "cluster": where, "engine_version": by.version}
-    inputs["factors"] = factors
+    inputs |= {"factors": factors, "settings": options, "output_tokens": workload.osl_tokens}
     answer = Handoff(**{f: getattr(found, f) for f in found.__struct_fields__}, **inputs)
     free = msgspec.structs.replace(workload, rate_per_s=None, targets=Targets())
     seen = search(what, where, by, options, free)

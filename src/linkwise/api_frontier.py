@@ -13,6 +13,7 @@ from linkwise.cluster.types import Cluster
 from linkwise.plan.fit import Case
 from linkwise.plan.frontier import Seen, frontier, priced
 from linkwise.plan.frontier_types import Frontier
+from linkwise.plan.types import Candidate
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -39,14 +40,15 @@ def beside(wanted: bool) -> "Iterator[Executor | None]":
 
 def frontier_of(
     case: Case, seen: list[Seen], *, price: str = "", prefill_on: Cluster | None = None,
-    pool: "Executor | None" = None,
+    own: Candidate | None = None, pool: "Executor | None" = None,
 ) -> Frontier:  # fmt: skip
-    """What the devices offer this load. price: as --price has it; prefill_on: other devices for prefill groups.
+    """What the devices offer this load. price: as --price has it; prefill_on: other devices for prefill groups; own:
+    what the plan chose.
 
     pool: where finalists are simulated; None = here.
     """
     prefill = case._replace(cluster=prefill_on) if prefill_on is not None else None
-    found = frontier(case, seen, price=priced(price), prefill=prefill)
+    found = frontier(case, seen, price=priced(price), prefill=prefill, own=own)
     if find_spec("numba") is None:
         return replace(found, notes=(*found.notes, NOT_SIMULATED))
     work = found, case, prefill, bool(price)

@@ -178,7 +178,7 @@ def test_a_ttft_target_takes_slack_from_prefill() -> None:
     # TTFT 0.21 s: 0.21 - 0.1 - 0.01 leaves 0.1 s to queue: load 0.2 / (0.1 + 0.2) = 2/3, a prompt costs 0.15 s.
     found = verdict_figures(ask(ttft_s=0.21), given=Quantity.given)
     text = str(chain_of(found["disaggregated"]))
-    assert "load.moved = min(2 * slack.moved / (prompt.moved + 2 * slack.moved), 0.9)" in text
+    assert "load.moved = min(2 * slack.moved / (prefill.moved + 2 * slack.moved), 0.9)" in text
     assert "= 0.666667" in text
     # A handoff that exposes all the slack leaves nothing.
     late = verdict(ask(ttft_s=0.21, exposed_s=0.1))

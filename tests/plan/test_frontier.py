@@ -13,7 +13,7 @@ from linkwise.engine.base import Options
 from linkwise.model.read import load as model
 from linkwise.plan.build import plan
 from linkwise.plan.fit import Case
-from linkwise.plan.frontier import Seen, Terms, _pair, _Side, choose, collect, front, frontier, priced
+from linkwise.plan.frontier import Seen, Terms, _for_rate, _pair, _Side, choose, collect, front, frontier, priced
 from linkwise.plan.frontier_types import Offer
 from linkwise.plan.pools import Pool
 from linkwise.plan.types import Plan
@@ -49,6 +49,42 @@ def test_pools_are_split_where_they_serve_most() -> None:
     slow = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.3, 2.0, "nic")
     assert [x.rate_per_s for x in slow] == [pytest.approx(4.0)]
     assert (slow[0].prefill_groups, slow[0].limiting_link) == (2, "nic")
+
+
+def test_a_rate_takes_as_many_groups_as_it_needs_and_costs_what_they_do() -> None:
+    # A prefill group serves 9 prompts/s, a decode group 4 answers/s: 3/s take one of each, 5/s two decode groups.
+    terms = Terms(case(on="8xh100-sxm", isl_tokens=1000, osl_tokens=100), {"": 3.6}, None)
+    (one,) = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.0, None, "")
+    for rate, groups, devices in ((3.0, 1, 2), (5.0, 2, 3), (9.0, 3, 4)):
+        found = _for_rate(terms, one, rate)
+        assert found is not None
+        assert (found.prefill_groups, found.groups, found.devices) == (1, groups, devices)
+        assert found.tokens_per_s_per_device == pytest.approx(rate * 100 / devices)
+        assert found.usd_per_Mtoken == pytest.approx(devices * 3.6 / 3600 / (rate * 100) * 1e6)
+    assert _for_rate(terms, one, 1000.0) is None, "more groups than the devices hold"
+    # A route of 2 prompts/s between a pair of groups: 5/s take three of each.
+    (slow, *_) = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.0, 2.0, "nic")
+    found = _for_rate(terms, slow, 5.0)
+    assert found is not None
+    assert (found.prefill_groups, found.groups) == (3, 3)
+
+
+def test_the_choice_for_a_rate_is_the_fewest_devices_that_carry_it() -> None:
+    """70B on 64 GPUs at 1/s: one group of four sustains 1.8/s. At 2.5 USD an hour 4 GPUs cost 10 USD for 1.8 M tokens:
+    5.56 USD a million."""
+    asked = case(
+        "8x8xh100-sxm", "llama-3.3-70b", isl_tokens=4000, osl_tokens=500, rate_per_s=1.0, ttft_s=1.0, tpot_s=0.04
+    )
+    seen: list[Seen] = []
+    made = plan(*asked, seen=collect(seen, asked))
+    assert isinstance(made, Plan)
+    assert made.replicas * made.layout.size == 4
+    found = frontier(asked, seen, price={"": 2.5}, own=made.chosen)
+    assert found.choice is not None
+    chosen = found.offers[found.choice]
+    assert chosen.devices <= 4
+    assert found.own is not None
+    assert found.own.usd_per_Mtoken == pytest.approx(4 * 2.5 / (1 * 500 * 3600 / 1e6), rel=1e-6)
 
 
 def test_a_ttft_target_leaves_prompts_their_slack() -> None:
@@ -137,8 +173,11 @@ def test_a_plan_uses_no_more_devices_than_given_and_leaves_none_unsaid(on, name,
         )
         assert one.devices == held <= asked.cluster.size
         smallest = min(one.layout.size, one.prefill_layout.size if one.prefill_layout else one.layout.size)
-        # What no further group fits into stays; the figures are per device used.
-        assert asked.cluster.size - held < max(one.layout.size, smallest)
+        if one.for_rate_per_s is None:  # what no further group fits into stays
+            assert asked.cluster.size - held < max(one.layout.size, smallest)
+        else:
+            assert one.for_rate_per_s == one.rate_per_s == rate
+        # The figures are per device used.
         assert np.isclose(one.tokens_per_s_per_device * held, one.rate_per_s * osl)
     if found.choice is not None:
         assert found.offers[found.choice].meets

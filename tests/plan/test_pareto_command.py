@@ -21,7 +21,7 @@ def test_targets_set_the_plan_beside_what_else_there_is(linkwise: Shell) -> None
     ran = linkwise(f"{PLAN} --tpot 20ms --price 2.5 --pareto")
     assert ran.code == 0
     text = " ".join(ran.out.split())
-    assert "points, output tokens/s a device against tokens/s a user; * is the choice" in text
+    assert "points, output tokens/s a device against tokens/s a user, every device at work; * is the choice" in text
     assert "USD a million" in text
     assert linkwise(PLAN).out.count("pareto") == 0, "no target, no price: nothing to choose for"
     value = json.loads(linkwise(f"{PLAN} --tpot 20ms --json -o p.json").out)

@@ -104,7 +104,7 @@ def _mixed_batch(q: Question, pool: Pool) -> tuple[int, float]:
     batches, steps = pool.table()
     rate = np.minimum(1 / (pool.ride + q.output_tokens * steps / batches), MAX_PROMPT_LOAD / pool.prompt)
     load = rate * pool.prompt
-    ttft = pool.prefill_s + load * pool.prompt / (2 * (1 - load)) + steps
+    ttft = pool.prefill_s + load * pool.prefill_s / (2 * (1 - load)) + steps
     good = (batches / (rate * q.output_tokens) <= (q.tpot_s or np.inf)) & (ttft <= (q.ttft_s or np.inf))
     if not good.any():
         return 0, 0.0
@@ -157,9 +157,9 @@ def _flow(
         slack = named(f"slack.{tag}", target - alone - exposed - step, "s", "left for queueing")
         if value_of(slack) <= 0:
             return None
-        # M/D/1: wait = load / (2 (1 - load)) x prompt, so at this load prompts wait exactly the slack.
+        # M/D/1: wait = load / (2 (1 - load)) x a prompt from start to end, so at this load prompts wait just the slack.
         load = named(
-            f"load.{tag}", minimum(2 * slack / (prompt + 2 * slack), MAX_PROMPT_LOAD), "", "share of time busy"
+            f"load.{tag}", minimum(2 * slack / (alone + 2 * slack), MAX_PROMPT_LOAD), "", "share of time busy"
         )
     cost = named(f"prefill_cost.{tag}", prompt / load, "s", "group time of a request, slack for the target included")
     if link is not None:

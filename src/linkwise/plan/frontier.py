@@ -4,9 +4,13 @@ targets.
 Everything here is the closed form (plan/operate.py, plan/pools.py). The layouts are those the search saw fit, at its
 twelve batch sizes; token budgets are tried on the layouts of the first front; separate pools are every pair of a
 prefill and a decode group with tensor and pipeline degrees only, in every whole number of groups that the devices hold.
+
+The front is at full load of all devices. Where a rate is asked, the choice is among deployments of as many groups as
+that rate takes: what they cost is what serving that rate costs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +26,13 @@ from linkwise.plan.ledger import ledger
 from linkwise.plan.operate import MAX_PROMPT_LOAD
 from linkwise.plan.pools import Pool, pool_of
 from linkwise.plan.search import Points, evaluate, search
+from linkwise.plan.types import Candidate
 from linkwise.workload.types import Targets
 
 BUDGETS = (512, 2048, 8192, 16_384)  # tokens of a step, beside the engine's own
 MOST_SIDES = 12  # groups of one side that pairs are made of
 MOST_SHOWN = 40  # offers of a front
+FINALISTS = 12  # offers for a rate that are kept, the preferred ones
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,11 +75,14 @@ def priced(text: str) -> dict[str, float]:
     return found
 
 
-def frontier(case: Case, seen: Sequence[Seen], *, price: Mapping[str, float], prefill: Case | None = None) -> Frontier:
+def frontier(
+    case: Case, seen: Sequence[Seen], *, price: Mapping[str, float], prefill: Case | None = None,
+    own: Candidate | None = None,
+) -> Frontier:  # fmt: skip
     """The front of a case whose layouts were `seen` by a search, and the choice for its targets.
 
-    prefill: model, engine and options as in `case`, on the devices that prefill groups run on. Raises InputError for a
-    price that names none of the accelerators.
+    prefill: model, engine and options as in `case`, on the devices that prefill groups run on. own: what the plan
+    itself chose. Raises InputError for a price that names none of the accelerators.
     """
     names = {c.cluster.accelerator.name for c in (case, prefill) if c}
     if unknown := sorted(set(price) - names - {""}):
@@ -85,13 +94,54 @@ def frontier(case: Case, seen: Sequence[Seen], *, price: Mapping[str, float], pr
             mixed += _with_budget(terms, layout, budget)
     separate, notes = _separate(terms, [one.layout for one in seen])
     offers = front(_in_time(terms, [*mixed, *separate]))[:MOST_SHOWN]
+    wanted = case.workload.rate_per_s
     # What meets the targets at the lowest cost need not lie on the front of the figures above, so it joins it.
-    best = choose([*mixed, *separate], bool(price))
-    if best is not None and best not in offers:
-        offers = sorted([*offers, best], key=lambda x: x.tokens_per_s_per_user)
+    if wanted is None:
+        best = choose([*mixed, *separate], bool(price))
+        if best is not None and best not in offers:
+            offers = sorted([*offers, best], key=lambda x: x.tokens_per_s_per_user)
+    else:
+        enough = [one for offer in (*mixed, *separate) if (one := _for_rate(terms, offer, wanted)) is not None]
+        ranked = sorted((one for one in enough if one.meets), key=preference(bool(price)))[:FINALISTS]
+        best = ranked[0] if ranked else None
+        offers = [*offers, *ranked]
     return Frontier(
         offers=tuple(offers), choice=None if best is None else offers.index(best), tried=len(mixed) + len(separate),
         devices=case.cluster.size + (prefill.cluster.size if prefill else 0), notes=notes,
+        own=None if own is None else _own(terms, own),
+    )  # fmt: skip
+
+
+def _for_rate(terms: Terms, one: Offer, wanted: float) -> Offer | None:
+    """The offer with as many groups as a rate takes, at the batch and so inside the latencies it has; None where its
+    groups do not carry it."""
+    gives = one.rate_per_s / one.groups if one.prefill_layout is None else one.decode_rate_per_s
+    groups, prompts = ceil(wanted / gives - 1e-9), 0
+    if one.prefill_layout is not None:
+        prompts = ceil(wanted / one.prefill_rate_per_s - 1e-9)
+        if one.pair_rate_per_s:  # a route carries so much between each pair of groups
+            groups, prompts = (max(n, ceil(wanted / one.pair_rate_per_s - 1e-9)) for n in (groups, prompts))
+    used = groups * one.layout.size, prompts * (one.prefill_layout.size if one.prefill_layout else 0)
+    here, there = terms.case.cluster.size, 0 if terms.prefill is None else terms.prefill.cluster.size
+    if (used[0] > here or used[1] > there) if there else sum(used) > here:
+        return None
+    tokens = wanted * terms.case.workload.osl_tokens
+    return replace(
+        one, groups=groups, prefill_groups=prompts, devices=sum(used), rate_per_s=wanted, for_rate_per_s=wanted,
+        tokens_per_s_per_device=tokens / sum(used), usd_per_Mtoken=_usd(terms, *used, tokens), starving="",
+        meets=_meets(terms, one.tpot_s, one.ttft_s, wanted),
+    )  # fmt: skip
+
+
+def _own(terms: Terms, own: Candidate) -> Offer:
+    """The plan's deployment, at the rate asked for or else at what it sustains."""
+    load, devices = terms.case.workload, own.replicas * own.group_size
+    rate = load.rate_per_s or own.replicas * own.point.rate_per_s
+    return Offer(
+        mode="mixed", layout=own.layout, groups=own.replicas, batch=own.point.batch, devices=devices,
+        tpot_s=own.point.tpot_s, ttft_s=own.point.ttft_s, rate_per_s=rate, for_rate_per_s=load.rate_per_s,
+        tokens_per_s_per_device=rate * load.osl_tokens / devices, meets=True,
+        usd_per_Mtoken=_usd(terms, devices, 0, rate * load.osl_tokens),
     )  # fmt: skip
 
 
@@ -104,12 +154,17 @@ def _in_time(terms: Terms, offers: Sequence[Offer]) -> Sequence[Offer]:
 
 def choose(offers: Sequence[Offer], priced: bool) -> Offer | None:
     """The cheapest offer inside the targets, or the one with the most tokens a device; of equals the fewest devices."""
-    good = [x for x in offers if x.meets]
-    if not good:
-        return None
-    return min(
-        good, key=lambda x: (x.usd_per_Mtoken if priced else -x.tokens_per_s_per_device, x.devices, x.layout.size)
-    )
+    return min((x for x in offers if x.meets), key=preference(priced), default=None)
+
+
+def preference(priced: bool) -> Callable[[Offer], tuple[float, int, int, float]]:
+    """By what offers inside the targets are chosen, least first."""
+
+    def key(one: Offer) -> tuple[float, int, int, float]:
+        cost = one.usd_per_Mtoken if priced and one.usd_per_Mtoken is not None else -one.tokens_per_s_per_device
+        return cost, one.devices, one.layout.size, one.tpot_s
+
+    return key
 
 
 def front(offers: Sequence[Offer]) -> list[Offer]:
@@ -276,7 +331,7 @@ def _pair(terms: Terms, p: _Side, d: _Side, exposed: float, link_rate: float | N
         if requests <= 0 or float(gives[split, at]) < 0.5 * float(takes[split, at]):
             continue
         busy = min(requests * p.pool.prompt / float(count[split]), MAX_PROMPT_LOAD)
-        queue = busy * p.pool.prompt / (2 * (1 - busy))
+        queue = busy * p.pool.prefill_s / (2 * (1 - busy))
         ttft, tpot = p.pool.prefill_s + queue + exposed + float(steps[at]), float(steps[at])
         used = int(count[split]) * p.pool.ranks, int(others[split]) * d.pool.ranks
         idle = min(float(gives[split, at]), float(takes[split, at])) / max(
@@ -291,6 +346,9 @@ def _pair(terms: Terms, p: _Side, d: _Side, exposed: float, link_rate: float | N
                 prefill_layout=p.layout, prefill_groups=int(count[split]),
                 prefill_on=terms.prefill.cluster.name if terms.prefill else "",
                 usd_per_Mtoken=_usd(terms, used[1], used[0], requests * load.osl_tokens), starving=starving,
+                prefill_rate_per_s=float(gives[split, at]) / float(count[split]),
+                decode_rate_per_s=float(takes[split, at]) / float(others[split]),
+                pair_rate_per_s=link_rate if link_rate is not None and isfinite(link_rate) else 0.0,
                 exposed_s=exposed, limiting_link=link, meets=_meets(terms, tpot, ttft, requests),
             )
         )  # fmt: skip
@@ -312,9 +370,13 @@ def _splits(terms: Terms, prefill_ranks: int, decode_ranks: int) -> tuple[Floats
 
 
 def _load_of(terms: Terms, p: _Side, exposed: float, steps: Floats) -> Floats:
-    """Share of a prefill group's time that prompts may fill: their M/D/1 queue fits the TTFT target."""
+    """Share of a prefill group's time that prompts may fill: their queue fits the TTFT target.
+
+    M/D/1 with the time a prompt takes from start to end, also where stages or attention replicas work on several: a
+    replica has a queue of its own, and steps of unlike length hold each other up in a pipeline.
+    """
     target = terms.case.workload.targets.ttft_s
     if target is None:
         return np.full(len(steps), MAX_PROMPT_LOAD)
     slack = np.maximum(0.0, target - p.pool.prefill_s - exposed - steps)
-    return np.minimum(2 * slack / (p.pool.prompt + 2 * slack), MAX_PROMPT_LOAD)
+    return np.minimum(2 * slack / (p.pool.prefill_s + 2 * slack), MAX_PROMPT_LOAD)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
 from linkwise.core.units import show_bytes, show_time
-from linkwise.plan.choose import MARGIN, has_load, order, resource_rank, total_rate
+from linkwise.plan.choose import MARGIN, devices, has_load, order, resource_rank, total_rate
 from linkwise.plan.fit import Case
 from linkwise.plan.operate import decode_step, operation
 from linkwise.plan.search import Found, evaluate
@@ -141,14 +141,16 @@ def _against_smaller(case: Case, chosen: Candidate, found: Found) -> Decision | 
     fitting = [c for c in found.candidates if c.group_size < chosen.group_size]
     if fitting:
         best = order(tuple(fitting), case.workload, case.cluster)[0]
-        mine, other = total_rate(chosen), total_rate(best)
+        if has_load(case.workload):
+            answer = f"({best.layout}) fits, but takes {devices(best)} devices for the load, not {devices(chosen)}"
+            rates = f"{best.max_rate_per_s:.2f} against {chosen.max_rate_per_s:.2f} requests/s a replica"
+        else:
+            answer = f"({best.layout}) fits, but all {case.cluster.size} devices together sustain less"
+            rates = f"{total_rate(best):.2f} against {total_rate(chosen):.2f} requests/s, more than {MARGIN:.0%} apart"
         return Decision(
             question=f"why not {best.replicas} x ({best.layout})?",
-            answer=f"({best.layout}) fits, but all {case.cluster.size} devices together sustain less",
-            because=(
-                f"{other:.2f} against {mine:.2f} requests/s, more than {MARGIN:.0%} apart",
-                f"its weights leave KV for {best.requests} requests, these for {chosen.requests}",
-            ),
+            answer=answer,
+            because=(rates, f"its weights leave KV for {best.requests} requests, these for {chosen.requests}"),
             break_even=_flip(case, chosen, best, found),
             measure=f"throughput of {best.layout} at {best.point.batch} concurrent requests",
         )

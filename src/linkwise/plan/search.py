@@ -40,6 +40,13 @@ class Points(NamedTuple):
     meets_tpot: npt.NDArray[np.bool_]
     meets_ttft: npt.NDArray[np.bool_]
 
+    def only(self, some: npt.NDArray[np.bool_]) -> "Points":
+        """Some of the sizes."""
+        return Points(
+            self.sizes[some], self.tpot[some], self.ttft[some], self.rate[some], self.meets_tpot[some],
+            self.meets_ttft[some],
+        )  # fmt: skip
+
 
 Order = Callable[[Layout, Ledger], dict[str, Span]]
 
@@ -244,7 +251,7 @@ def _refined(at: Callable[[Sizes], Points], sizes: Sizes) -> Points:
     if len(inside) and inside[-1] < len(good) - 1:
         last = int(np.searchsorted(sizes, every.sizes[inside[-1]]))
         shown |= np.isin(every.sizes, between[last])
-    return Points(*(column[shown] for column in every))
+    return every.only(shown)
 
 
 def _closer(

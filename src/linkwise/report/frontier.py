@@ -1,32 +1,82 @@
 """The lines of a frontier: what throughput costs in interactivity, and the choice for the targets."""
 
+from linkwise.core.layout import Layout
 from linkwise.core.units import show_count, show_time
 from linkwise.plan.frontier_types import Frontier, Offer
 
 SHOWN = 10
+CLOSE = 0.05  # nearer than this, a plan is as good as another
 
 
 def choice(found: Frontier) -> list[str]:
-    """The choice in a line."""
-    what = f"{len(found.offers)} of {show_count(found.tried)} points on the front, --pareto shows them"
+    """What the front says of the plan, in a line or two."""
+    what = f"{len(found.offers)} of {show_count(found.tried)} points, --pareto shows them"
+    said = [f"cost       the plan: {_cost(found.own)}"] if found.own and found.own.usd_per_Mtoken is not None else []
     if found.choice is None:
-        return [f"pareto     {_none(found)}; {what}"]
-    return [f"pareto     {what}; for the targets: {' '.join(_offer(found.offers[found.choice]).split())}"]
+        return [*said, f"pareto     {_none(found)}; {what}"]
+    best = found.offers[found.choice]
+    if found.own is None:
+        return [*said, f"pareto     {what}"]
+    if not _better(best, found.own):
+        return [*said, f"pareto     nothing else serves {_aim(best)} at less; {what}"]
+    return [*said, f"pareto     {_aim(best)} takes less with {' '.join(_offer(best).split())}; {what}"]
+
+
+def instead(found: Frontier) -> list[str]:
+    """What carries the load where no plan of one kind of group does."""
+    if found.choice is None:
+        return []
+    one = found.offers[found.choice]
+    return [f"but        {' '.join(_offer(one).split())}", *_files(one)]
 
 
 def lines(found: Frontier) -> list[str]:
-    """The front from most tokens a device to most tokens a user, the choice marked; at most SHOWN offers."""
+    """The front from most tokens a device to most tokens a user; then the choice. At most SHOWN offers."""
     said = [
         f"pareto     {len(found.offers)} of {show_count(found.tried)} points, output tokens/s a device against tokens/s"
-        " a user; * is the choice for the targets"
+        " a user, every device at work; * is the choice for the targets"
     ]
-    said += [f"         {'*' if at == found.choice else ' '} {_offer(found.offers[at])}" for at in _shown(found)]
+    shown = _shown(found)
+    said += [f"         {'*' if at == found.choice else ' '} {_offer(found.offers[at])}" for at in shown]
     if found.choice is None:
         said.append(f"           {_none(found)}")
-    else:
-        left = found.devices - found.offers[found.choice].devices
-        said += [f"           the choice leaves {left} of {found.devices} devices unused"] if left else []
-    return [*said, *(f"           {note}" for note in found.notes)]
+        return [*said, *(f"           {note}" for note in found.notes)]
+    one = found.offers[found.choice]
+    if found.choice not in shown:
+        said.append(f"for {one.for_rate_per_s:g}/s   * {_offer(one)}")
+    left = found.devices - one.devices
+    said += [f"           the choice leaves {left} of {found.devices} devices unused"] if left else []
+    return [*said, *_files(one), *(f"           {note}" for note in found.notes)]
+
+
+def _aim(one: Offer) -> str:
+    return "the targets" if one.for_rate_per_s is None else f"{one.for_rate_per_s:g}/s inside the targets"
+
+
+def _better(one: Offer, own: Offer) -> bool:
+    """Whether an offer takes less than the plan: money where there are prices, else devices for the same tokens."""
+    if one.usd_per_Mtoken is not None and own.usd_per_Mtoken is not None:
+        return one.usd_per_Mtoken < own.usd_per_Mtoken * (1 - CLOSE)
+    return one.tokens_per_s_per_device * (1 - CLOSE) > own.tokens_per_s_per_device
+
+
+def _cost(one: Offer) -> str:
+    load = f"at {one.for_rate_per_s:g}/s" if one.for_rate_per_s is not None else "at full load"
+    return f"{one.usd_per_Mtoken:.3g} USD a million output tokens {load}, {one.devices} devices"
+
+
+def _files(one: Offer) -> list[str]:
+    """How separate pools become plan files."""
+    if one.prefill_layout is None:
+        return []
+    pools = (("prefill", one.prefill_layout, one.prefill_groups), ("decode", one.layout, one.groups))
+    words = [f"{' '.join(_degrees(layout))} --replicas {groups} -o {name}.json" for name, layout, groups in pools]
+    return [f"pools      linkwise plan MODEL --on DEVICES {words[0]}, the same with {words[1]};"
+            " linkwise simulate decode.json --prefill prefill.json"]  # fmt: skip
+
+
+def _degrees(layout: Layout) -> list[str]:
+    return [f"--{name.replace('_', '-')} {size}" for name, size in layout.degrees().items() if size > 1]
 
 
 def _none(found: Frontier) -> str:
@@ -39,11 +89,11 @@ def _none(found: Frontier) -> str:
 
 def _shown(found: Frontier) -> list[int]:
     """Evenly spread over the front; its ends and the choice always."""
-    number = len(found.offers)
+    number = sum(one.for_rate_per_s is None for one in found.offers)
     if number <= SHOWN:
         return list(range(number))
     spread = {round(i * (number - 1) / (SHOWN - 1)) for i in range(SHOWN)}
-    return sorted(spread | ({found.choice} if found.choice is not None else set()))
+    return sorted(spread | ({found.choice} if found.choice is not None and found.choice < number else set()))
 
 
 def _offer(one: Offer) -> str:

@@ -59,10 +59,12 @@ def screen(plan: Plan) -> list[str]:
 def no_plan(found: NoPlan) -> list[str]:
     """What is short, by how much, in the layout that came nearest, and the nearest changes."""
     near = found.nearest
+    instead = fronts.instead(found.frontier) if found.frontier else []
     lines = [
         heading(found.model, found.cluster, engine_words(found.engine, found.engine_version, found.options)),
         f"for        {workload_line(found.workload)}",
-        f"no plan    {_short(near.shortfall)}",
+        f"no plan    {'of one kind of group: ' if instead else ''}{_short(near.shortfall)}",
+        *instead,
         f"nearest    {_layout(near.layout, near.replicas)}",
     ]
     changes = found.changes or ((near.shortfall.change,) if near.shortfall.change else ())

@@ -1,9 +1,10 @@
 """The finalists of a search, simulated: does what the closed form promises hold, event by event?
 
-Each runs in a closed loop of as many users as the closed form has requests at hand, with lengths scattered by a fifth
-around the mean (users of equal lengths would march in step). The choice is then the first finalist, in the order the
-closed form prefers, whose simulated means are inside the targets. The closed form is furthest off at the edge of a
-target: after one that misses it, those of its kind that are hardly further inside are passed over.
+Each runs at the rate asked for, else in a closed loop of as many users as the closed form has requests at hand, with
+lengths scattered by a fifth around the mean (users of equal lengths would march in step). The choice is then the first
+finalist, in the order the closed form prefers, whose simulated means are inside the targets. The closed form is
+furthest off at the edge of a target: after one that misses it, those of its kind that are hardly further inside are
+passed over.
 """
 
 from math import gcd, inf, sqrt
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from linkwise.core.layout import Layout
 from linkwise.plan.build import plan as build
 from linkwise.plan.fit import Case
+from linkwise.plan.frontier import preference
 from linkwise.plan.frontier_types import Frontier, Offer
 from linkwise.plan.types import Plan
 from linkwise.simulate.of_plan import longest_of, pool_of, transfer_of
@@ -22,6 +24,7 @@ from linkwise.simulate.run import simulate
 from linkwise.simulate.tables import constant
 from linkwise.simulate.trials import measured
 from linkwise.workload import lengths
+from linkwise.workload.arrivals import Arrivals, times
 from linkwise.workload.lengths import Lengths
 from linkwise.workload.requests import Requests, requests
 from linkwise.workload.types import Targets
@@ -40,11 +43,12 @@ def simulated(found: Frontier, case: Case, prefill: Case | None = None, *, price
     """The frontier with its finalists simulated, and the choice they leave. Raises InputError without numba."""
     offers, notes = list(found.offers), list(found.notes)
     chosen, ran = None, 0
-    inside: dict[str, tuple[float, float]] = {}  # by kind of offer: the longest TTFT and TPOT that are still tried
+    inside: dict[tuple[str, Layout], tuple[float, float]] = {}  # by kind: longest TTFT and TPOT that are still tried
     for at in _order(offers, priced):
         if ran == MOST or chosen is not None:
             break
-        longest = inside.get(offers[at].mode)
+        kind = offers[at].mode, offers[at].prefill_layout or offers[at].layout
+        longest = inside.get(kind)
         if longest is not None and (offers[at].ttft_s > longest[0] or offers[at].tpot_s > longest[1]):
             continue
         one = _ran(offers[at], case, prefill)
@@ -54,7 +58,7 @@ def simulated(found: Frontier, case: Case, prefill: Case | None = None, *, price
         if one.meets:
             chosen = at
         else:
-            inside[one.mode] = _further_inside(one, case.workload.targets)
+            inside[kind] = _further_inside(one, case.workload.targets)
     if found.choice is None:
         notes.append("no offer meets the targets in closed form: none was simulated")
     elif chosen is None:
@@ -78,13 +82,10 @@ def _further_inside(one: Offer, targets: Targets) -> tuple[float, float]:
 
 def _order(offers: list[Offer], priced: bool) -> list[int]:
     """Places of the offers inside the targets, the preferred ones first."""
-    good = [at for at, one in enumerate(offers) if one.meets]
-    return sorted(good, key=lambda at: _preference(offers[at], priced))
-
-
-def _preference(one: Offer, priced: bool) -> tuple[float, int, int]:
-    value = one.usd_per_Mtoken if priced and one.usd_per_Mtoken is not None else -one.tokens_per_s_per_device
-    return value, one.devices, one.layout.size
+    rated = any(one.for_rate_per_s for one in offers)
+    good = [at for at, one in enumerate(offers) if one.meets and (one.for_rate_per_s is not None) == rated]
+    prefers = preference(priced)
+    return sorted(good, key=lambda at: prefers(offers[at]))
 
 
 def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
@@ -100,8 +101,9 @@ def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
         counts = one.prefill_groups // shared, one.groups // shared
         # Little's law: requests in both pools.
         users = max(1, round(one.rate_per_s / shared * (one.ttft_s + one.tpot_s * case.workload.osl_tokens)))
-    load = _load(decode, users)
-    run = Run(users=users)
+    part = None if one.for_rate_per_s is None else one.for_rate_per_s * counts[1] / one.groups
+    load = _load(decode, users, part)
+    run = Run() if part is not None else Run(users=users)
     if first is None:
         pools = [pool_of(decode, load, replicas=1)[0]]
     else:
@@ -115,9 +117,10 @@ def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
     ttft = float((kept["first"] - kept["arrival"]).mean())
     tpot = float(((several["end"] - several["first"]) / (several["output"] - 1)).mean()) if len(several) else one.tpot_s
     stay = float((kept["end"] - kept["arrival"]).mean())
-    rate = users / stay * one.groups / max(1, counts[1])
-    targets, wanted = case.workload.targets, case.workload.rate_per_s or 0.0
-    meets = ttft <= (targets.ttft_s or ttft) and tpot <= (targets.tpot_s or tpot) and rate >= wanted
+    targets = case.workload.targets
+    # At an asked rate all is served in the end; whether in time, the latencies say.
+    rate = one.for_rate_per_s or users / stay * one.groups / max(1, counts[1])
+    meets = ttft <= (targets.ttft_s or ttft) and tpot <= (targets.tpot_s or tpot)
     return replace(one, simulated_tpot_s=tpot, simulated_ttft_s=ttft, simulated_rate_per_s=rate, meets=meets)
 
 
@@ -129,7 +132,8 @@ def _plan(case: Case, one: Offer, layout: Layout) -> Plan | None:
     return found if isinstance(found, Plan) else None
 
 
-def _load(plan: Plan, users: int) -> Requests:
+def _load(plan: Plan, users: int, rate_per_s: float | None) -> Requests:
+    """Of so many users, all there at once, or at a rate (Poisson)."""
     number = min(max(EACH * users, LEAST), LIMIT)
     work, most = plan.workload, longest_of(plan) // 2
     columns = [
@@ -138,4 +142,5 @@ def _load(plan: Plan, users: int) -> Requests:
         )
         for mean, stream in ((work.isl_tokens, 1), (work.osl_tokens, 2))
     ]
-    return requests(np.zeros(number), columns[0], columns[1])
+    at = np.zeros(number) if rate_per_s is None else times(Arrivals(rate_per_s=rate_per_s), number, 0)
+    return requests(at, columns[0], columns[1])
