@@ -87,8 +87,13 @@ def test_messages_both_ways_bound_two_clocks():
 
 def test_messages_one_way_leave_clocks_apart_and_the_answer_says_which():
     given = passed([(0, 1)], {0: "a", 1: "b"}, ahead_ms={1: 250})
-    assert align(given.trace).apart == (1,)
-    assert "apart: b (rank 1)" in diagnose(given).clocks
+    assert align(given.trace).apart == align(given.trace).one_way == (1,)
+    assert "apart: b (rank 1): calls and messages go one way" in diagnose(given).clocks
+    # Where nothing goes at all, that is said.
+    groups = {"a": (0, 1), "b": (2, 3)}
+    alone = run(groups, [Step(name, {}) for name in ("a", "b") * 5], hosts={0: "a", 1: "a", 2: "b", 3: "b"})
+    assert align(alone.trace).one_way == ()
+    assert "apart: b (ranks 2, 3): nothing binds" in diagnose(alone).clocks
 
 
 def test_a_ring_of_stages_bounds_all_of_its_clocks():

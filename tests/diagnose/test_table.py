@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from tests.diagnose.made import Step, run
 
 from linkwise.diagnose.diagnose import diagnose
-from linkwise.trace.gather import Evidence
+from linkwise.report.diagnose import screen
+from linkwise.trace.gather import Evidence, Unusable
 
 
 def half(found: Evidence, rank: int) -> Evidence:
@@ -28,3 +29,16 @@ def test_so_it_is_with_a_member_without_any_record() -> None:
     found = run({"tp": (0, 1, 2)}, [Step("tp", {0: 1, 1: 1, 2: 9})] * 20)
     alone = replace(found, trace=replace(found.trace, ranks=found.trace.ranks[:2]))
     assert [row.moved_s for row in diagnose(alone).ranks] == [0, 0]
+
+
+def test_without_a_fault_the_first_line_says_what_was_not_read():
+    found = run({"tp": (0, 1)}, [Step("tp", {})] * 5)
+    ranks = found.trace.ranks
+    trace = replace(found.trace, ranks=(ranks[0], replace(ranks[1], cut=True)))
+    told = diagnose(replace(found, trace=trace, unusable=(Unusable("x", "no format"),)))
+    assert told.unread == ("the end of the record of rank 1", "1 file")
+    first = next(screen(told))
+    assert first == (
+        "no fault found in 2 ranks, as far as they were read; not read: the end of the record of rank 1, 1 file"
+    )
+    assert next(screen(diagnose(found))) == "no fault found in 2 ranks"

@@ -15,6 +15,7 @@ from linkwise.trace.calls import Calls, Ints
 from linkwise.trace.clocks import Clocks
 from linkwise.trace.gather import Evidence
 from linkwise.trace.joined import unix_ns
+from linkwise.trace.readers import own
 
 # A finding of the left kind explains those of the right kinds: they are what it looks like from elsewhere.
 _MISMATCHES: tuple[Class, ...] = (
@@ -37,7 +38,23 @@ def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str
         unusable=tuple(Bad(path=one.path, reason=one.reason) for one in evidence.unusable),
         clocks=_clocks(case),
         notes=tuple(filter(None, (routes.note(case), *_moving(case), *_notes(evidence))))[:64],
+        unread=tuple(_unread(case)),
     )
+
+
+def _unread(case: Case) -> Iterator[str]:
+    """Parts that are not there to be read; a ring that a recorder writes round and round has no beginning by design."""
+    ranks = case.evidence.trace.ranks
+    for what, gone in (
+        ("the end of", [rank for rank in ranks if rank.cut]),
+        ("calls of", [rank for rank in ranks if rank.lost and rank.format == own.FORMAT]),
+    ):
+        if gone:
+            units = sorted({rank.head.unit for rank in gone if rank.head.unit})
+            whose = f" of {', '.join(units[:4])}" if units and len({rank.head.unit for rank in ranks}) > 1 else ""
+            yield f"{what} the record of {ranks_text([rank.head.rank for rank in gone])}{whose}"
+    if case.evidence.unusable:
+        yield counted(len(case.evidence.unusable), "file")
 
 
 def _moving(case: Case) -> Iterator[str]:
@@ -132,16 +149,24 @@ def _clocks(case: Case) -> str:
     if unsure:
         words.append(f"as far as the order of calls and messages binds them: within {unsure / 1e9:.3g} s")
     if clocks.apart:
-        words.append(
-            f"apart: {_apart(case)}: nothing binds their clocks to the others', so times across are not compared"
-        )
+        loose = tuple(place for place in clocks.apart if place not in clocks.one_way)
+        if clocks.one_way:
+            words.append(
+                f"apart: {_apart(case, clocks.one_way)}: calls and messages go one way between them and the others,"
+                " which bounds clocks from one side only: who is late across is not said, within each side it is"
+            )
+        if loose:
+            words.append(
+                f"apart: {_apart(case, loose)}: nothing binds their clocks to the others', so times across are not"
+                " compared"
+            )
     return "; ".join(words) or "one clock"
 
 
-def _apart(case: Case) -> str:
-    """Hosts, or ranks of hosts nobody names, that are on no clock with the most."""
+def _apart(case: Case, places: tuple[int, ...]) -> str:
+    """Hosts, or ranks of hosts nobody names, of records that are on no clock with the most."""
     ranks: dict[str, list[int]] = {}
-    for place in case.clocks.apart:
+    for place in places:
         head = case.joined.ranks[place].head
         ranks.setdefault(" ".join(word for word in (head.unit, head.host) if word), []).append(head.rank)
     shown = [f"{name} ({ranks_text(mine)})" if name else ranks_text(mine) for name, mine in ranks.items()]

@@ -109,7 +109,8 @@ class Bad(Frozen, frozen=True, kw_only=True):
 
 
 class Findings(Frozen, frozen=True, kw_only=True):
-    """The answer of `diagnose`. clocks: how well hosts' clocks were brought together, in words."""
+    """The answer of `diagnose`. clocks: how well hosts' clocks were brought together, in words. unread: which parts of
+    the evidence could not be read, so that nothing is said of them."""
 
     schema: Literal["linkwise.findings/1"] = FINDINGS_SCHEMA  # type: ignore[assignment]
     findings: tuple[Finding, ...] = ()
@@ -118,6 +119,7 @@ class Findings(Frozen, frozen=True, kw_only=True):
     unusable: tuple[Bad, ...] = ()
     clocks: str = ""
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

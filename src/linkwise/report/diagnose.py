@@ -37,7 +37,8 @@ def screen(found: Findings, *, every: bool = False) -> Iterator["str | Table"]:
 def _headline(found: Findings) -> str:
     if not found.findings:
         seen = counted(len(found.ranks), "rank") if found.ranks else "the evidence"
-        return f"no fault found in {seen}"
+        unread = f"; not read: {', '.join(found.unread)}" if found.unread else ""
+        return f"no fault found in {seen}{', as far as they were read' if unread and found.ranks else ''}{unread}"
     decided = sum(one.decided for one in found.findings)
     words = (
         [f"{counted(decided, 'fault')} found"]

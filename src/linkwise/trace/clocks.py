@@ -33,7 +33,8 @@ class Clocks(NamedTuple):
     """shift_ns: by place of a record, what to add to its times. residual_s: median distance of ends from their
     common moment after that, None = no ends in common. by_ends: whether any ends were compared. island: by place; times
     of records on different islands cannot be compared. apart: records that are not on the largest one. unsure_ns: by
-    place, how far order alone leaves its clock open; less lateness than that is none."""
+    place, how far order alone leaves its clock open; less lateness than that is none. one_way: those of `apart` that
+    messages, or other orders, bind to another island from one side only."""
 
     shift_ns: dict[int, int]
     residual_s: float | None
@@ -41,6 +42,7 @@ class Clocks(NamedTuple):
     apart: tuple[int, ...]
     unsure_ns: dict[int, int]
     island: tuple[int, ...]
+    one_way: tuple[int, ...] = ()
 
 
 # By two clocks: the second is ahead of the first by at most so many ns.
@@ -71,8 +73,11 @@ def align(trace: Trace, joined: Joined | None = None) -> Clocks:
     call, who, time = _moments(joined, np.where(polled, 0, joined.rows.ended_ns))
     gaps = _by_ends(of[who], call, time)
     tied = _tied(gaps, order)
+    limits: tuple[_Limits, _Limits] = ({}, {})
     if any(one.island for one in tied.values()):
-        tied = _islands(tied, _limits(joined, of, polled), order)
+        limits = _limits(joined, of, polled)
+        tied = _islands(tied, limits, order)
+    one_sided = {clock for pair in limits[1] if len({tied[clock].island for clock in pair}) > 1 for clock in pair}
     places = [tied[mine] for mine in clock]
     shift = {place: -one.ahead for place, one in enumerate(places)}
     moved = time - np.asarray([one.ahead for one in places], np.int64)[who]
@@ -83,6 +88,7 @@ def align(trace: Trace, joined: Joined | None = None) -> Clocks:
         apart=tuple(place for place, one in enumerate(places) if one.island),
         unsure_ns={place: one.open for place, one in enumerate(places)},
         island=tuple(one.island for one in places),
+        one_way=tuple(place for place, one in enumerate(places) if one.island and clock[place] in one_sided),
     )
 
 
