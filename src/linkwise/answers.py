@@ -6,15 +6,11 @@ from typing import TypeVar
 import msgspec
 
 from linkwise import doors
-from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes, write_bytes
-from linkwise.core.layout import Layout
 from linkwise.core.schema import FIT_SCHEMA, HANDOFF_SCHEMA, NOPLAN_SCHEMA, PLAN_SCHEMA, decode_json, encode_json
-from linkwise.model.types import Model
-from linkwise.plan import handoff_types, traffic_types, types
-from linkwise.plan.disaggregate import Disaggregation
-from linkwise.plan.handoff_types import HandoffOptions
+from linkwise.plan import traffic_types, types
+from linkwise.plan.handoff_pair import Pair
 
 # A plan holds every tensor of its model and every op of its step: a megabyte for the largest. Reading the most, with
 # its check for fields given twice, takes two seconds.
@@ -46,22 +42,10 @@ class Plan(types.Plan, frozen=True, kw_only=True):
         return wrapped(screen(self))
 
 
-class Handoff(handoff_types.Handoff, frozen=True, kw_only=True):
-    """The answer of `handoff`, with the verdict between these two pools and mixed groups on the same devices.
-
-    mixed: layout of a mixed group, the one that serves most inside the targets. verdict: None when there is none;
-    `notes` say why. unserved: why pools on these devices cannot serve the rate; "" when they can or it is not known.
-    served, cluster, engine_version, factors: the inputs, so that the value explains itself.
-    """
+class Handoff(Pair, frozen=True, kw_only=True):
+    """The answer of `handoff`: plan/handoff_pair.py says what it holds. Its repr is the command's first screen."""
 
     schema: str = HANDOFF_SCHEMA
-    served: Model
-    cluster: Cluster
-    engine_version: str
-    factors: HandoffOptions
-    mixed: Layout | None = None
-    verdict: Disaggregation | None = None
-    unserved: str = ""
 
     @property
     def holds(self) -> bool:

@@ -25,16 +25,18 @@ def launch(
     engine_args: str = "",
     router: str = "",
     port: int = 8000,
+    start_s: float = 1800.0,
 ) -> "Deployment":
     """What is to be started for a plan or a handoff (value or file); `linkwise.launch.write.write` makes the files.
 
-    Raises Refused where the engine cannot express it, InputError for malformed input.
+    start_s: how long a group may take until it serves. Raises Refused where the engine cannot express it, InputError
+    for malformed input.
     """
     from linkwise.launch.build import assemble
 
     found = _prepared(
         source, engine=engine, weights=weights, called=name, multi_node=multi_node, hosts=hosts, interface=interface,
-        extra=_split(engine_args), router=router, port=port,
+        extra=_split(engine_args), router=router, port=port, start_s=start_s,
     )  # fmt: skip
     return assemble(*found)
 
@@ -91,6 +93,4 @@ def _prepared(source: "str | Path | Plan | Handoff", *, multi_node: str = "nativ
     if isinstance(value, Plan):
         doors.saved(value, "plan")
     choices = Choices(multi_node=multi_node, **given)  # type: ignore[arg-type]
-    if isinstance(value, Plan):
-        return prepare(value, value.model, value.cluster, choices)
-    return prepare(value, value.served, value.cluster, choices)
+    return prepare(value, choices)

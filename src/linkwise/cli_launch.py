@@ -54,7 +54,7 @@ def launch(
         str, typer.Option(help="a group without a token for so long is lost", rich_help_panel=_START, metavar="TIME")
     ] = "30s",
     start_timeout: Annotated[
-        str, typer.Option(help="a group that does not serve by then is lost", rich_help_panel=_START, metavar="TIME")
+        str, typer.Option(help="how long a group may take until it serves; routers wait as long", metavar="TIME")
     ] = "30min",
     kubernetes: Annotated[
         str, typer.Option(help="manifests, no scripts: lws, llm-d or dynamo", metavar="KIND", rich_help_panel=_K8S)
@@ -101,7 +101,7 @@ def launch(
     made = api_launch.launch(
         given, engine=engine, weights=weights, name=name, multi_node=multi_node,
         hosts=tuple(part.strip() for part in hosts.split(",")) if hosts else (), interface=interface,
-        engine_args=engine_args, router=router or ("linkwise" if start else ""), port=port,
+        engine_args=engine_args, router=router or ("linkwise" if start else ""), port=port, start_s=rules.start_s,
     )  # fmt: skip
     if json:
         cli_base.print_json(made)

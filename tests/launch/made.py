@@ -47,7 +47,7 @@ def asked(
     )
     return Asked(
         model=model(name), weights="models/it", called="it", cluster=cluster(on), engine=engines.get(engine, version),
-        options=Options(), groups=groups, **more,  # type: ignore[arg-type]
+        options=dict.fromkeys(("both", "prefill", "decode"), Options()), groups=groups, **more,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -240,6 +240,10 @@ def test_the_command(linkwise: Shell) -> None:
         ("launch p.json -o d --hosts a", 2, "one for each node"),
         ("launch p.json -o d --interface eth0/x", 2, "a network interface"),
         ("launch p.json -o d --weights=-x", 2, "no flag"),
+        ("launch p.json -o d --weights ${HOST_0}/m", 2, "a name without it"),
+        ("launch p.json -o d --name ${HOST_1}", 2, "a name without it"),
+        ("launch p.json -o d --engine-args=--seed=${HOST_0}", 2, "a name without it"),
+        ("launch p.json -o d --port 8790", 2, "outside the ports of workers (8100-9099, "),
         ("launch nothing.json -o d", 2, "no such file"),
         ("launch cp.json -o d --engine trtllm", 1, "context parallelism of TensorRT-LLM"),
         ("launch seq.json -o d --engine sglang", 1, "no sequence-sharded"),
@@ -253,6 +257,30 @@ def test_what_is_refused_and_how(linkwise: Shell, words: str, code: int, said: s
     ran = linkwise(words)
     assert ran.code == code
     assert said in ran.err
+
+
+def test_routers_and_checks_wait_as_long_as_a_start_may_take(linkwise: Shell) -> None:
+    assert linkwise("plan llama-3.3-70b --on 2x8xh100-sxm --tp 8 --isl 1000 --osl 100 -o p.json").code == 0
+    for engine in ("vllm", "sglang"):
+        assert linkwise(f"launch p.json --engine {engine} -o {engine} --start-timeout 1h").code == 0
+        router = (linkwise.folder / engine / "processes" / "router.sh").read_text()
+        assert "--worker-startup-timeout-secs 3600" in router
+        assert "HEALTH_TIMEOUT_S:-3600" in (linkwise.folder / engine / "health.sh").read_text()
+
+
+def test_the_name_in_the_api_is_the_plans_whatever_folder_serves_it(linkwise: Shell) -> None:
+    assert linkwise("plan llama-3.3-70b --on 8xh100-sxm --tp 8 --isl 1000 --osl 100 -o p.json").code == 0
+    assert json.loads(linkwise("launch p.json --weights /models/it --json").out)["called"] == "llama-3.3-70b"
+    assert json.loads(linkwise("launch p.json --weights /models/it --name x --json").out)["called"] == "x"
+
+
+def test_a_trtllm_group_over_slurm_nodes_asks_for_its_own_number_of_tasks(linkwise: Shell) -> None:
+    # srun(1): SLURM_NTASKS of the step around it is the default of --ntasks, before --ntasks-per-node.
+    base = "plan llama-3.3-70b --on 2x8xh100-sxm --engine trtllm --tp 8 --pp 2 --isl 1000 --osl 100"
+    assert linkwise(f"{base} -o p.json").code == 0
+    made = json.loads(linkwise("launch p.json --multi-node slurm --json").out)
+    words = next(p["command"] for p in made["processes"] if p["command"][0] == "srun")
+    assert "--ntasks=16" in words and "--ntasks-per-node=8" in words and "--nodes=2" in words
 
 
 def test_names_of_a_plan_file_are_hostile(linkwise: Shell) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from tests.launch.made import asked
 
 import linkwise
 from linkwise.answers import Handoff
-from linkwise.api_launch import launch
+from linkwise.api_launch import launch, manifest
 from linkwise.core.errors import InputError, Refused
 from linkwise.core.files import parse_yaml_object
 from linkwise.core.layout import Layout
@@ -66,6 +67,69 @@ def test_vllm_pools_over_nixl() -> None:
         assert p.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(p.ports["nixl"])
     taken = Counter((p.node, port) for p in made.processes for port in p.ports.values())
     assert set(taken.values()) == {1}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_settings_of_pools_are_written_out(engine: str) -> None:
+    found = linkwise.handoff(
+        "llama-3.3-70b", "4x8xh100-sxm", prompt=4000, prefill_tp=4, decode_tp=8, engine=engine, rate="4/s", osl=300,
+        utilization=0.85, max_batched_tokens=6000, max_seqs=96,
+    )  # fmt: skip
+    made = launch(found)
+    assert made.served.osl_tokens == 300
+    for p in made.processes:
+        if p.devices:
+            options = parse_command(list(p.command), files=made.files).options
+            said = (options.memory_utilization, options.max_batched_tokens, options.max_seqs)
+            assert said == (0.85, 6000, 96), p.name
+
+
+def test_a_request_that_a_pool_does_not_hold_is_lowered_and_said() -> None:
+    # 70.55e9 parameters in bf16 leave two 80 GB devices (0.92 of them) about 0.33 MB x 9k tokens of KV; the model's
+    # own length is 131,072. A prefill group holds the prompt and one token, a decode group the answer as well.
+    found = linkwise.handoff(
+        "llama-3.3-70b", "2x8xh100-sxm", prompt=8192, prefill_tp=2, decode_tp=2, rate="0.2/s", osl=256
+    )
+    made = launch(found)
+    length = {
+        p.role: parse_command(list(p.command)).options.max_model_len for p in made.processes if p.devices
+    }  # fmt: skip
+    assert length == {"prefill": 8193, "decode": 8448}
+    said = [line for line in made.differs if "longest request" in line]
+    assert [line.split(":")[0] for line in said] == ["prefill", "decode"]
+    assert all("not 131072" in line for line in said)
+
+
+def test_a_pool_that_does_not_fit_is_refused() -> None:
+    found = linkwise.handoff("llama-3.3-70b", "2x8xh100-sxm", prompt=32_000, prefill_tp=2, decode_tp=4, rate="0.2/s")
+    with pytest.raises(Refused, match="prefill group, tp2"):
+        launch(found)
+
+
+def test_vllm_pools_over_mooncake_tell_the_router_their_bootstrap_ports() -> None:
+    # vllm-router, router_args.py: --prefill URL [BOOTSTRAP_PORT]; vllm/envs.py: VLLM_MOONCAKE_BOOTSTRAP_PORT, 8998.
+    found = linkwise.handoff(
+        "llama-3.3-70b", "2x8xh100-sxm", prompt=4000, prefill_tp=2, decode_tp=2, rate="4/s", osl=20,
+        factors=HandoffOptions(connector="mooncake"),
+    )  # fmt: skip
+    made = launch(found)
+    prefill = made.serving("prefill")
+    assert len(prefill) > 1
+    words = made.processes[0].command
+    pairs = [words[at + 1 : at + 3] for at, word in enumerate(words) if word == "--prefill"]
+    assert pairs == [(p.url, p.environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"]) for p in prefill]
+    taken = Counter((p.node, port) for p in made.processes for port in p.ports.values())
+    assert set(taken.values()) == {1}
+    text, _ = manifest(found, "lws", router_image="r:1")
+    router = next(one for one in yaml.safe_load_all(text) if one["metadata"]["name"].endswith("-router"))
+    (script,) = router["spec"]["template"]["spec"]["containers"][0]["args"]
+    leader = yaml.safe_load_all(text)
+    pods = next(one for one in leader if one["metadata"]["name"].endswith("-prefill"))
+    environment = pods["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["env"]
+    port = next(e["value"] for e in environment if e["name"] == "VLLM_MOONCAKE_BOOTSTRAP_PORT")
+    assert script.count(f":8000 {port}") == script.count("--prefill") == len(prefill)
+    with pytest.raises(Refused, match="our router does not speak to vllm pools over mooncake"):
+        launch(found, router="linkwise")
 
 
 def test_before_vllm_0_32_nixl_has_one_role() -> None:

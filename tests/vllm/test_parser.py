@@ -55,7 +55,7 @@ def deployments(folders: dict[str, Path]) -> Iterator[tuple[str, Layout, Deploym
             group = Group(name="replica-0", role="both", layout=layout, devices=tuple(range(layout.size)))
             asked = Asked(
                 model=model, weights=str(folder), called="it", cluster=cluster, engine=engine,
-                options=Options(max_model_len=4096), groups=(group,),
+                options={"both": Options(max_model_len=4096)}, groups=(group,),
                 hosts=tuple("127.0.0.1" for _ in range(cluster.nodes)),
             )  # fmt: skip
             launcher = registry.get("vllm")

@@ -2,26 +2,30 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine, Options, Refusal
-from linkwise.launch.types import Group, MultiNode, Process, stand_in
+from linkwise.launch.types import Group, MultiNode, Process, Role, stand_in
 from linkwise.model.types import Model
 
 FRONT_PORT = 8000  # where requests go
+START_S = 1800.0  # from a start until a group serves: hundreds of gigabytes are read and graphs captured
 
 
 class Asked(NamedTuple):
     """What is to be started. weights: what the engine is given as the model; called: its name in the API.
 
+    options: the engine's settings by the role of a group.
+
     hosts: addresses of the cluster's nodes in order; () = stand-ins. interface: of the nodes' network for rendezvous,
     "" = the libraries choose. prompt_tokens: of the longest usual prompt, for transfer buffers. far: every address is
     a stand-in, also on one node (pods). extra: words added to every engine command. router: "linkwise" = our own in
     front; "" = the engine's, where there are several groups. port: of the front.
+    start_s: how long a group may take until it serves.
     """
 
     model: Model
@@ -29,7 +33,7 @@ class Asked(NamedTuple):
     called: str
     cluster: Cluster
     engine: Engine
-    options: Options
+    options: Mapping[Role, Options]
     groups: tuple[Group, ...]
     multi_node: MultiNode = "native"
     hosts: tuple[str, ...] = ()
@@ -40,6 +44,7 @@ class Asked(NamedTuple):
     extra: tuple[str, ...] = ()
     router: str = ""
     port: int = FRONT_PORT
+    start_s: float = START_S
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -123,7 +128,12 @@ class Ports:
     @classmethod
     def given(cls, port: int) -> bool:
         """Whether it is one of those this gives out."""
-        return any(first <= port < first + cls._EACH for first in cls._FIRST.values())
+        return any(first <= port <= last for first, last in cls.ranges())
+
+    @classmethod
+    def ranges(cls) -> list[tuple[int, int]]:
+        """First and last port of each purpose."""
+        return [(first, first + cls._EACH - 1) for first in sorted(cls._FIRST.values())]
 
     def take(self, kind: str, nodes: Sequence[int], count: int = 1) -> int:
         """The first of `count` ports in a row that are free on all these nodes. Raises InputError when they run out."""
@@ -137,9 +147,9 @@ class Ports:
         return self._base[kind] + at
 
 
-def engine_words(asked: Asked, layout: Layout) -> list[str]:
-    """The engine's own command of a layout, with the words added to it."""
-    return [*asked.engine.command(asked.weights, layout, asked.options), *asked.extra]
+def engine_words(asked: Asked, group: Group) -> list[str]:
+    """The engine's own command of a group, with the words added to it."""
+    return [*asked.engine.command(asked.weights, group.layout, asked.options[group.role]), *asked.extra]
 
 
 def own_router(asked: Asked) -> Process:
@@ -160,6 +170,10 @@ class Launcher(ABC):
 
     def differs(self, asked: Asked, layout: Layout) -> tuple[str, ...]:
         """What runs otherwise than the plan says, though on the same devices."""
+        return ()
+
+    def notes(self, asked: Asked) -> tuple[str, ...]:
+        """What to know before scripts on nodes are started."""
         return ()
 
     def files(self, asked: Asked) -> dict[str, str]:

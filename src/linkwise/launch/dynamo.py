@@ -79,7 +79,10 @@ class Dynamo(Launcher):
 
     def differs(self, asked: Asked, layout: Layout) -> tuple[str, ...]:
         around = self._around(asked)
-        return (*(around.differs(asked, layout) if around else ()), _NOTE)
+        return around.differs(asked, layout) if around else ()
+
+    def notes(self, asked: Asked) -> tuple[str, ...]:
+        return (_NOTE,)
 
     def router(self, asked: Asked, processes: Sequence[Process]) -> tuple[Process, dict[str, str]] | None:
         words = ["python3", "-m", "dynamo.frontend", "--http-host", asked.listen, "--http-port", str(asked.port)]

@@ -4,6 +4,7 @@ Every word is quoted by shlex; a node's address that is not known yet is the one
 """
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -140,7 +141,7 @@ def health(made: Deployment) -> str:
     doors = [p.url for p in made.processes if p.url]
     body = json.dumps({"model": made.called, "prompt": "1", "max_tokens": 1})
     return f"""{_HEAD}# Waits until every server answers and a token comes through the front. Exit code 0: it serves.
-{_STRICT}{_here()}{_hosts(made)}end=$((SECONDS + ${{HEALTH_TIMEOUT_S:-1800}}))
+{_STRICT}{_here()}{_hosts(made)}end=$((SECONDS + ${{HEALTH_TIMEOUT_S:-{math.ceil(made.start_s)}}}))
 for url in {line(doors)}; do
   until curl -fsS --max-time 5 "$url/health" >/dev/null 2>&1; do
     if [ "$SECONDS" -ge "$end" ]; then echo "$url/health does not answer" >&2; exit 1; fi

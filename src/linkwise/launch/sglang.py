@@ -35,7 +35,7 @@ class Sglang(Launcher):
     def processes(self, asked: Asked, group: Group, ports: Ports) -> tuple[Process, ...]:
         found = self._runs(asked, group)
         nodes = [run.node for run in found]
-        base = engine_words(asked, group.layout)
+        base = engine_words(asked, group)
         opened = {"http": ports.take("http", nodes[:1])}
         words = [*self.program, *base[3:], "--served-model-name", asked.called]
         words += self._door(asked, opened["http"])
@@ -92,4 +92,6 @@ class Sglang(Launcher):
             words.append("--pd-disaggregation")
             for p in doors:
                 words += ["--prefill", p.url, str(p.ports["bootstrap"])] if p.role == "prefill" else ["--decode", p.url]
+        # It gives up on workers that start for longer otherwise, and ends.
+        words += ["--worker-startup-timeout-secs", str(round(asked.start_s))]
         return router_process(asked, [*words, "--host", asked.listen, "--port", str(asked.port)]), {}

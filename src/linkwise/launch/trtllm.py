@@ -30,7 +30,7 @@ class Trtllm(Launcher):
         found = self._runs(asked, group)
         nodes = [run.node for run in found]
         opened = {"http": ports.take("http", nodes[:1])}
-        words = engine_words(asked, group.layout)
+        words = engine_words(asked, group)
         if "--extra_llm_api_options" in words:
             at = words.index("--extra_llm_api_options")
             del words[at : at + 2]
@@ -90,7 +90,9 @@ def _start(asked: Asked, parts: Sequence[Process]) -> tuple[str, ...]:
     each = str(len(parts[0].ranks))
     if asked.multi_node == "slurm":
         script = f'exec bash "processes/{parts[0].group}-part-$SLURM_NODEID.sh"'
-        words = ["srun", "--overlap", "--mpi=pmix", f"--nodes={len(parts)}", f"--ntasks-per-node={each}"]
+        # Without a number of its own, a step inside a step takes the outer one's (SLURM_NTASKS), one a node.
+        words = ["srun", "--overlap", "--mpi=pmix", f"--nodes={len(parts)}", f"--ntasks={len(parts) * int(each)}"]
+        words += [f"--ntasks-per-node={each}"]
         return (*words, f"--nodelist={','.join(p.host for p in parts)}", "bash", "-c", script)
     words = ["mpirun"]
     for number, part in enumerate(parts):
@@ -106,7 +108,7 @@ def settings_name(group: Group) -> str:
 
 def settings(asked: Asked, group: Group) -> str:
     """Its text: the engine's own settings, and a pool's side of the KV transfer; "" when flags say everything."""
-    own = asked.engine.files(group.layout, asked.options)
+    own = asked.engine.files(group.layout, asked.options[group.role])
     text = "".join(own.values())
     if group.role == "both":
         return text

@@ -38,6 +38,15 @@ def check_word(word: str, where: str) -> str:
     return word
 
 
+def check_given(word: str, where: str) -> str:
+    """A word a user gives: as `check_word`, and nothing that stands for an address in the files. Raises InputError."""
+    if found := STAND_IN.search(word):
+        raise InputError(
+            f"{found[0]} in {word[:80]!r}", where=where, expected="a name without it: it is a node's address"
+        )
+    return check_word(word, where)
+
+
 class Group(Frozen, frozen=True, kw_only=True):
     """One serving group. devices: numbers of the cluster's devices in the plan's rank order."""
 
@@ -107,7 +116,8 @@ class Deployment(Frozen, frozen=True, kw_only=True):
     """Everything that is started, as a program reads it (deployment.json).
 
     model: what the engine is given; called: its name in the API. front: where requests go. hosts: address by the plan's
-    node number, the nodes in use. differs: what the files do otherwise than the plan has it; notes: what to know.
+    node number, the nodes in use. start_s: how long a group may take until it serves. differs: what the files do
+    otherwise than the plan has it; notes: what to know.
     """
 
     schema: str = DEPLOYMENT_SCHEMA
@@ -123,6 +133,7 @@ class Deployment(Frozen, frozen=True, kw_only=True):
     processes: tuple[Process, ...]
     front: str
     connector: str = ""
+    start_s: float = 1800.0
     served: Served
     differs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

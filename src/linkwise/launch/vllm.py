@@ -6,7 +6,7 @@ attention replica that spans nodes is given "nodes" of its own (--nnodes counts 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from linkwise.core.layout import Layout
@@ -17,8 +17,20 @@ from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, loca
 from linkwise.launch.types import Group, Process
 
 _NUMA_SINCE = "0.20"  # --numa-bind; the release that added it is unverified, 0.32 has it
-_NIXL_PORTS = 2  # per attention replica: 0.32 uses the next port for the next one, 0.22 was seen to use every second
 _NIXL_ROLES = "0.32"  # kv_both is deprecated there (nixl/connector.py)
+
+
+class _Channel(NamedTuple):
+    """Where a pool's connector is found by the other pool. kind: of its ports; ports: for each attention replica."""
+
+    kind: str
+    ports: int
+
+
+# NIXL: 0.32 uses the next port for the next attention replica, 0.22 was seen to use every second. Mooncake: the first
+# rank of a prefill group runs one bootstrap server for all of the group (mooncake_connector.py).
+_CHANNELS = {"nixl": _Channel("nixl", 2), "mooncake": _Channel("bootstrap", 1)}
+_SHARED = {channel.kind for channel in _CHANNELS.values()}  # ports that every process of a group is told
 
 
 class Vllm(Launcher):
@@ -76,7 +88,7 @@ class Vllm(Launcher):
                 words += ["--data-parallel-start-rank", str(started)] if number else []
                 started += own
             words += ["--headless"] if number else self._door(asked, common.ports["http"])
-            opened = {k: v for k, v in common.ports.items() if k == "nixl" or not number}
+            opened = {k: v for k, v in common.ports.items() if k in _SHARED or not number}
             name = group.name if len(pieces) == 1 else f"{group.name}-part-{number}"
             made.append(self._process(asked, group, name, run, words, opened))
         return tuple(made)
@@ -91,12 +103,13 @@ class Vllm(Launcher):
 
     def _common(self, asked: Asked, group: Group, ports: Ports, nodes: Sequence[int]) -> "_Common":
         """What all processes of a group share."""
-        base = engine_words(asked, group.layout)
+        base = engine_words(asked, group)
         words = [*self.program, *base[2:], "--served-model-name", asked.called]
         opened = {"http": ports.take("http", nodes[:1])}
         if group.role != "both":
             words += ["--kv-transfer-config", json.dumps(self._transfer(asked, group))]
-            opened["nixl"] = ports.take("nixl", nodes, group.layout.dp_attn * _NIXL_PORTS)
+            channel = _CHANNELS[asked.connector]
+            opened[channel.kind] = ports.take(channel.kind, nodes, group.layout.dp_attn * channel.ports)
         return _Common(tuple(words), opened)
 
     def _transfer(self, asked: Asked, group: Group) -> dict[str, str]:
@@ -126,10 +139,13 @@ class Vllm(Launcher):
         self, asked: Asked, group: Group, name: str, run: Run, words: Sequence[str], ports: dict[str, int]
     ) -> Process:
         environment = network.environment(asked, group, run.node, run.ranks)
-        if (address := network.own_address(asked, run.node)) and not asked.alone:
+        # Of a pod that is one of several the address is known when it runs.
+        several = len({asked.cluster.node_of(d) for d in group.devices}) > 1
+        address = asked.host(run.node) if asked.far and several else network.own_address(asked, run.node)
+        if address and not asked.alone:
             environment["VLLM_HOST_IP"] = address
         if group.role != "both":
-            environment |= side_channel(asked, run.node, ports["nixl"], asked.connector)
+            environment |= side_channel(asked, run.node, ports)
         numa = network.numa(asked, group, run.node, run.ranks)
         front: tuple[str, ...] = ()
         if numa and version_key(asked.engine.version) >= version_key(_NUMA_SINCE):
@@ -171,7 +187,7 @@ class Vllm(Launcher):
             words += ["--data-parallel-backend", "ray"]
         environment = {"RAY_ADDRESS": f"{head}:{gcs}"}
         if group.role != "both":
-            environment |= side_channel(asked, nodes[0], common.ports["nixl"], asked.connector)
+            environment |= side_channel(asked, nodes[0], common.ports)
         front = Process(
             name=group.name, group=group.name, role=group.role, node=nodes[0], host=head,
             command=(*words, *self._door(asked, common.ports["http"])), environment=environment, ports=common.ports,
@@ -194,10 +210,17 @@ class Vllm(Launcher):
         else:
             words = ["vllm-router", "--vllm-pd-disaggregation"]
             for p in doors:
-                words += ["--prefill" if p.role == "prefill" else "--decode", p.url]
+                words += ["--prefill", p.url, *_bootstrap(p)] if p.role == "prefill" else ["--decode", p.url]
             words += ["--policy", "power_of_two"]
             words += ["--kv-connector", "mooncake"] if asked.connector == "mooncake" else []
+        # It gives up after 600 s otherwise, and what starts a node then ends all of it.
+        words += ["--worker-startup-timeout-secs", str(round(asked.start_s))]
         return router_process(asked, [*words, "--host", asked.listen, "--port", str(asked.port)]), {}
+
+
+def _bootstrap(prefill: Process) -> list[str]:
+    """The port that the router asks a prefill group's connector at (--prefill URL [PORT]); it takes 8998 otherwise."""
+    return [str(prefill.ports["bootstrap"])] if "bootstrap" in prefill.ports else []
 
 
 class _Common(NamedTuple):
@@ -254,8 +277,9 @@ def _ray(group: Group, parts: list[list[Run]]) -> Refusal | None:
     return None
 
 
-def side_channel(asked: Asked, node: int, port: int, connector: str) -> dict[str, str]:
+def side_channel(asked: Asked, node: int, ports: Mapping[str, int]) -> dict[str, str]:
     """Where a pool's connector is found by the other pool."""
-    if connector == "mooncake":
-        return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(port)}
-    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": asked.host(node), "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    port = str(ports[_CHANNELS[asked.connector].kind])
+    if asked.connector == "mooncake":
+        return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": port}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": asked.host(node), "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
