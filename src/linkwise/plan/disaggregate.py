@@ -158,9 +158,7 @@ def _flow(
         if value_of(slack) <= 0:
             return None
         # M/D/1: wait = load / (2 (1 - load)) x a prompt from start to end, so at this load prompts wait just the slack.
-        load = named(
-            f"load.{tag}", minimum(2 * slack / (alone + 2 * slack), MAX_PROMPT_LOAD), "", "share of time busy"
-        )
+        load = named(f"load.{tag}", minimum(2 * slack / (alone + 2 * slack), MAX_PROMPT_LOAD), "", "share of time busy")
     cost = named(f"prefill_cost.{tag}", prompt / load, "s", "group time of a request, slack for the target included")
     if link is not None:
         cost, decode_s = (maximum(x, 1 / link) for x in (cost, decode_s))

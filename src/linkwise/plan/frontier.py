@@ -2,8 +2,8 @@
 targets.
 
 Everything here is the closed form (plan/operate.py, plan/pools.py). The layouts are those the search saw fit, at its
-twelve batch sizes; token budgets are tried on the layouts of the first front; separate pools are every pair of a
-prefill and a decode group with tensor and pipeline degrees only, in every whole number of groups that the devices hold.
+twelve batch sizes; token budgets are tried on the layouts of the first front; separate pools are pairs of the smallest
+prefill groups and the decode groups that do best mixed, in every whole number of groups that the devices hold.
 
 The front is at full load of all devices. Where a rate is asked, the choice is among deployments of as many groups as
 that rate takes: what they cost is what serving that rate costs.
@@ -21,7 +21,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.plan.fit import Case
 from linkwise.plan.frontier_types import Frontier, Offer
-from linkwise.plan.handoff import handoff
+from linkwise.plan.handoff_pools import Side, handover
 from linkwise.plan.ledger import ledger
 from linkwise.plan.operate import MAX_PROMPT_LOAD
 from linkwise.plan.pools import Pool, pool_of
@@ -92,7 +92,7 @@ def frontier(
     for layout in dict.fromkeys(offer.layout for offer in front(_in_time(terms, mixed))):
         for budget in BUDGETS:
             mixed += _with_budget(terms, layout, budget)
-    separate, notes = _separate(terms, [one.layout for one in seen])
+    separate, notes = _separate(terms, seen)
     offers = front(_in_time(terms, [*mixed, *separate]))[:MOST_SHOWN]
     wanted = case.workload.rate_per_s
     # What meets the targets at the lowest cost need not lie on the front of the figures above, so it joins it.
@@ -252,10 +252,9 @@ class _Side(NamedTuple):
 
 
 def _sides(case: Case, layouts: Sequence[Layout]) -> list[_Side]:
-    """Groups of tensor and pipeline degrees alone, the smallest first."""
+    """Groups as pools. Without those that cut a prompt's tokens: their handover is not modelled."""
     found = []
-    plain = [x for x in layouts if x.size == x.tp * x.pp and x.dcp == 1]
-    for layout in sorted(plain, key=lambda x: (x.size, x.pp, -x.ep))[:MOST_SIDES]:
+    for layout in layouts:
         try:
             pool = pool_of(case.model, case.cluster, case.engine, layout, case.workload, case.options)
         except InputError:
@@ -265,18 +264,40 @@ def _sides(case: Case, layouts: Sequence[Layout]) -> list[_Side]:
     return found
 
 
-def _separate(terms: Terms, layouts: Sequence[Layout]) -> tuple[list[Offer], tuple[str, ...]]:
+def _whole(seen: Sequence[Seen]) -> list[Seen]:
+    """Layouts that can be a pool, with experts on all ranks of a stage or cut like the rest."""
+    some = [x for x in seen if x.layout.cp * x.layout.dcp == 1 and not x.layout.sequence_sharded]
+    return [x for x in some if x.layout.ep in {1, x.layout.tp * x.layout.dp_attn}]
+
+
+def _for_prompts(seen: Sequence[Seen]) -> list[Layout]:
+    """The smallest groups: of more of them each serves the same."""
+    return sorted((x.layout for x in _whole(seen)), key=lambda x: (x.size, x.pp, -x.ep, x.dp_attn))[:MOST_SIDES]
+
+
+def _for_answers(seen: Sequence[Seen], target: float | None) -> list[Layout]:
+    """The groups with the most requests/s a device at some batch inside the TPOT target, mixed, then the fastest."""
+
+    def most(one: Seen) -> float:
+        good = one.points.tpot <= (target or np.inf)
+        return float(np.max(np.where(good, one.points.rate, 0.0))) / one.layout.size
+
+    some = _whole(seen)
+    best = sorted(some, key=lambda x: -most(x))[:MOST_SIDES]
+    quick = sorted(some, key=lambda x: float(x.points.tpot.min()))[: MOST_SIDES // 3]
+    return list(dict.fromkeys(x.layout for x in (*best, *quick)))
+
+
+def _separate(terms: Terms, seen: Sequence[Seen]) -> tuple[list[Offer], tuple[str, ...]]:
     """Pairs of pools: without their handoff first, then those of the front with what it takes."""
     case, other = terms.case, terms.prefill
     if case.workload.osl_tokens < 2:
         return [], ("separate pools were not searched: answers of one token have no decode",)
-    decode = _sides(case, layouts)
-    if other is None:
-        prefill = decode
-    else:
-        elsewhere: list[Seen] = []
+    elsewhere: list[Seen] = []
+    if other is not None:
         search(*_free(other), seen=collect(elsewhere, other))
-        prefill = _sides(other, [one.layout for one in elsewhere])
+    prefill = _sides(other or case, _for_prompts(elsewhere if other is not None else seen))
+    decode = _sides(case, _for_answers(seen, case.workload.targets.tpot_s))
     pairs = [(p, d) for p in prefill for d in decode]
     rough = [offer for p, d in pairs for offer in _pair(terms, p, d, 0.0, None, "")]
     # The front, and the best of each kind inside the targets: a handoff takes time and rate from all alike.
@@ -286,27 +307,23 @@ def _separate(terms: Terms, layouts: Sequence[Layout]) -> tuple[list[Offer], tup
     for p, d in pairs:
         if (p.layout, d.layout) not in keep:
             continue
-        exposed, most, link = _moved(terms, p, d)
+        try:
+            exposed, most, link = _moved(terms, p, d)
+        except InputError:
+            continue  # devices that nothing is known to join
         offers += _pair(terms, p, d, exposed, most, link)
-    return offers, ("separate pools were searched with tensor and pipeline degrees only",)
+    return offers, ("separate pools: of groups without context parallelism, as they come first; not every pair",)
 
 
 def _moved(terms: Terms, p: _Side, d: _Side) -> tuple[float, float, str]:
     """(seconds of a handoff that prefill does not hide, prompts/s of one pair's route, its slowest link)."""
-    case, found = terms.case, []
-    for cluster in {id(c): c for c in (case.cluster, (terms.prefill or case).cluster)}.values():
-        try:
-            one = handoff(
-                case.model, cluster, prompt_tokens=case.workload.isl_tokens, rate_per_s=1.0, prefill_tp=p.layout.tp,
-                decode_tp=d.layout.tp, prefill_pp=p.layout.pp, decode_pp=d.layout.pp, engine=case.engine,
-                kv_dtype=case.options.kv_dtype or "auto",
-            )  # fmt: skip
-        except InputError:
-            continue  # a cluster that holds only one of the sides says nothing of the route
-        found.append((one.exposed_s, one.max_rate_per_s, one.limiting))
-    if not found:
-        return 0.0, np.inf, "not known"
-    return max(found)[0], min(x[1] for x in found), min(found, key=lambda x: x[1])[2]
+    case, other = terms.case, terms.prefill
+    one = handover(
+        case.model, Side((other or case).cluster, p.layout), Side(case.cluster, d.layout), shared=other is None,
+        prompt_tokens=case.workload.isl_tokens, engine=case.engine, kv_dtype=case.options.kv_dtype or "auto",
+    )  # fmt: skip
+    # Each attention replica of a group has a route of its own.
+    return one.exposed_s, one.max_rate_per_s * min(p.layout.dp_attn, d.layout.dp_attn), one.limiting
 
 
 def _pair(terms: Terms, p: _Side, d: _Side, exposed: float, link_rate: float | None, link: str) -> list[Offer]:

@@ -18,8 +18,9 @@ def choice(found: Frontier) -> list[str]:
     if found.own is None:
         return [*said, f"pareto     {what}"]
     if not _better(best, found.own):
-        return [*said, f"pareto     nothing else serves {_aim(best)} at less; {what}"]
-    return [*said, f"pareto     {_aim(best)} takes less with {' '.join(_offer(best).split())}; {what}"]
+        return [*said, f"pareto     for {_aim(best)} nothing is better than the plan; {what}"]
+    words = "cheaper" if best.usd_per_Mtoken is not None else "fewer devices" if best.for_rate_per_s else "more a device"
+    return [*said, f"pareto     for {_aim(best)} {words} than the plan: {' '.join(_offer(best).split())}; {what}"]
 
 
 def instead(found: Frontier) -> list[str]:

@@ -111,7 +111,8 @@ def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
             pool_of(first, load, role="prefill", replicas=counts[0])[0],
             pool_of(decode, load, role="decode", replicas=counts[1])[0],
         ]
-        run = replace(run, transfer=transfer_of(first, decode, load)[0])
+        moved = transfer_of(first, decode, load, replicas=(1, 1), shared=prefill is None)
+        run = replace(run, transfer=moved[0])
     kept = measured(simulate(pools, load, run).requests)
     several = kept[kept["output"] > 1]
     ttft = float((kept["first"] - kept["arrival"]).mean())
