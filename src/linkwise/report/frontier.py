@@ -19,7 +19,10 @@ def choice(found: Frontier) -> list[str]:
         return [*said, f"pareto     {what}"]
     if not _better(best, found.own):
         return [*said, f"pareto     for {_aim(best)} nothing is better than the plan; {what}"]
-    words = "cheaper" if best.usd_per_Mtoken is not None else "fewer devices" if best.for_rate_per_s else "more a device"
+    if best.usd_per_Mtoken is not None:
+        words = "cheaper"
+    else:
+        words = "on fewer devices" if best.for_rate_per_s else "more a device"
     return [*said, f"pareto     for {_aim(best)} {words} than the plan: {' '.join(_offer(best).split())}; {what}"]
 
 
