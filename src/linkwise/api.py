@@ -98,12 +98,12 @@ def plan(
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
-    with beside(wanted) as pool:
+    with beside(wanted) as aside:
         found = build(*asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None)
         if wanted:
             other = None if prefill_on is None else _cluster(prefill_on)
             own = None if isinstance(found, Short) else found.chosen
-            front = frontier_of(asked, seen, price=price, prefill_on=other, own=own, pool=pool)
+            front = frontier_of(asked, seen, price=price, prefill_on=other, own=own, other=aside)
             found = msgspec.structs.replace(found, frontier=front)
     if task.replicas is None:
         return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))

@@ -1,11 +1,12 @@
 """The frontier of `linkwise plan`: the closed form's front, and its finalists simulated where numba is installed."""
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,13 +17,28 @@ from linkwise.plan.frontier_types import Frontier
 from linkwise.plan.types import Candidate
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
+USUAL_S = 3.0  # to load a loop that is compiled
 NOT_SIMULATED = "finalists were not simulated: pip install 'linkwise[simulate]' brings the event loop"
 
 
+class Beside(NamedTuple):
+    """The other process. ready: done when its event loop is."""
+
+    pool: "Executor"
+    ready: "Future[None]"
+
+    def simulated(self, found: Frontier, case: Case, prefill: Case | None, priced: bool) -> Frontier:
+        from concurrent.futures import wait
+
+        if wait([self.ready], USUAL_S).not_done:
+            logging.getLogger("linkwise").warning("linkwise: compiling the event loop, once: about half a minute")
+        return self.pool.submit(_simulated, found, case, prefill, priced).result()
+
+
 @contextmanager
-def beside(wanted: bool) -> "Iterator[Executor | None]":
+def beside(wanted: bool) -> "Iterator[Beside | None]":
     """Another process that makes the event loop ready on a second core while the search runs, and simulates then.
 
     None where it is not wanted, or a process cannot be split off safely (threads would be cut off in it).
@@ -34,25 +50,24 @@ def beside(wanted: bool) -> "Iterator[Executor | None]":
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        pool.submit(_ready)
-        yield pool
+        yield Beside(pool, pool.submit(_ready))
 
 
 def frontier_of(
     case: Case, seen: list[Seen], *, price: str = "", prefill_on: Cluster | None = None,
-    own: Candidate | None = None, pool: "Executor | None" = None,
+    own: Candidate | None = None, other: Beside | None = None,
 ) -> Frontier:  # fmt: skip
     """What the devices offer this load. price: as --price has it; prefill_on: other devices for prefill groups; own:
     what the plan chose.
 
-    pool: where finalists are simulated; None = here.
+    other: where finalists are simulated; None = here.
     """
     prefill = case._replace(cluster=prefill_on) if prefill_on is not None else None
     found = frontier(case, seen, price=priced(price), prefill=prefill, own=own)
     if find_spec("numba") is None:
         return replace(found, notes=(*found.notes, NOT_SIMULATED))
     work = found, case, prefill, bool(price)
-    return _simulated(*work) if pool is None else pool.submit(_simulated, *work).result()
+    return _simulated(*work) if other is None else other.simulated(*work)
 
 
 def _ready() -> None:
