@@ -48,7 +48,7 @@ def work(case: Case, place: int, why: list[Why]) -> Literal["some", "none", "unk
 
 def complaints(case: Case) -> bool:
     """Whether anything says that requests or calls wait."""
-    if any(case.facts(kind) for kind in ("watchdog", "error", "exit", "missing")):
+    if case.told_to_stand:
         return True
     latest: dict[tuple[object, ...], Fact] = {}
     for fact in case.facts("gauge", "serve.running", "serve.waiting"):
@@ -60,9 +60,10 @@ def complaints(case: Case) -> bool:
 
 
 def perhaps_moving(case: Case, silent: set[int]) -> set[str]:
-    """Units that may as well have been on their way when their recorders were read, which say neither: there several
-    ranks are between calls, or one that nobody waits for is. silent: records that others wait for and that wait for
-    nothing. Where a group stands, all others wait, be it in messages that the recorder (gloo's) does not keep."""
+    """Units that may as well have been on their way when their recorders were read, which know no ends of calls
+    (gloo's): there several ranks are between calls, or one that nobody waits for is. Where a group stands, all others
+    wait, be it in messages that the recorder does not keep. silent: records that others wait for and that wait for
+    nothing."""
     found = set()
     groups = case.joined.groups
     used = set(case.joined.rows.group.tolist())
@@ -70,7 +71,7 @@ def perhaps_moving(case: Case, silent: set[int]) -> set[str]:
     for unit in {rank.head.unit for rank in case.joined.ranks} if not case.told_to_stand else ():
         here = [place for place, rank in enumerate(case.joined.ranks) if rank.head.unit == unit]
         ranks = [case.joined.ranks[place] for place in here]
-        if any(rank.format != flight_recorder.FORMAT or rank.pace or rank.only_open for rank in ranks):
+        if any(rank.format != flight_recorder.FORMAT or rank.only_open or rank.calls.ended_ns.any() for rank in ranks):
             continue
         free = [place for place in here if place not in case.waiting and place not in silent]
         kept = [
