@@ -2,8 +2,13 @@
 
 import http.client
 import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -149,3 +154,50 @@ def test_bodies_are_bounded_and_plans_are_computed_one_at_a_time(server: Server)
     with server.busy:
         assert post(server, {})[0] == 503
     assert post(server, {})[0] == 400
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "-1", "1e3", "٣", "", str(MAX_BODY_BYTES + 1)])
+def test_a_length_that_is_none_is_refused(server: Server, size: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_connection((HOST, server.server_port), timeout=30) as plain:
+        head = f"POST /page HTTP/1.1\r\nHost: {HOST}:{server.server_port}\r\nAuthorization: Bearer {server.token}\r\n"
+        plain.sendall(f"{head}Content-Length: {size}\r\nConnection: close\r\n\r\n".encode())
+        assert plain.recv(100).split(b"\r\n")[0].split()[1] == b"413"
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["ui", "watch"])
+def test_a_signal_ends_it_though_the_shell_had_interrupts_ignored(
+    plan: linkwise.Plan, tmp_path: Path, command: str, number: signal.Signals
+) -> None:
+    linkwise.save(plan, tmp_path / "p.json")
+    (tmp_path / "ev").mkdir()
+    words = {"ui": ["ui", "p.json"], "watch": ["watch", "ev", "--every", "100ms", "--for", "60s"]}[command]
+    ignoring = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)\nfrom linkwise.cli import main\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{ignoring}sys.exit(main(sys.argv[1:]))", *words],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        if command == "ui":
+            assert process.stdout is not None and process.stdout.readline().startswith(b"open http://127.0.0.1")
+        else:
+            _until(lambda: _handled(process.pid, signal.SIGTERM))  # set last
+        process.send_signal(number)
+        assert (process.wait(20), process.communicate()[1]) == (0, b"")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _handled(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for a signal (proc(5): SigCgt is a bit mask)."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(lines["SigCgt"], 16) >> (number - 1) & 1)
+
+
+def _until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -62,7 +62,8 @@ def fit(
     from linkwise.plan.fit import fit as decide
 
     found = decide(task.model, task.cluster, task.engine, task.options, task.workload, fixed=task.fixed)
-    return as_kind(Fit, msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
+    room = _room(task, found.ledger)
+    return as_kind(Fit, msgspec.structs.replace(found, notes=(*found.notes, *task.notes, *room)))
 
 
 def plan(
@@ -108,11 +109,22 @@ def plan(
     if task.replicas is None:
         return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
     freely = _freely(found, build(task.model, task.cluster, task.engine, found.options, task.workload))
-    return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes, *freely)))
+    room = () if isinstance(found, Short) else _room(task, found.ledger)
+    return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes, *room, *freely)))
+
+
+def _room(task: "_Task", ledger: "types.Ledger | None") -> tuple[str, ...]:
+    """Whether a running server has the KV room that the ledger expects of it."""
+    from linkwise.api_existing import contradiction
+
+    return contradiction(task.model, ledger, task.kv_tokens)
 
 
 class _Task(NamedTuple):
-    """What is to be decided, as it was given or as it runs today. replicas: today's; None where the choice is free."""
+    """What is to be decided, as it was given or as it runs today. replicas: today's; None where the choice is free.
+
+    kv_tokens: what each engine of a running server has room for; None = not said.
+    """
 
     model: Model
     cluster: Cluster
@@ -122,6 +134,7 @@ class _Task(NamedTuple):
     fixed: dict[str, int]
     replicas: int | None
     notes: tuple[str, ...]
+    kv_tokens: int | None = None
 
 
 def _reader(command: str, manifest: str | Path, running: str, settings: Settings) -> "Read | None":
@@ -162,14 +175,15 @@ def _task(
     # Once more with the model: what a data-parallel flag means depends on whether it has experts.
     today = read(version=version, model=what)
     ignored = (f"flags that change neither layout nor memory: {' '.join(today.ignored)}",) if today.ignored else ()
-    # Degrees of one's own make another layout: the command's then count no more.
-    fixed = _fixed(own or _degrees_of(today.layout), what, where)
+    # Degrees of one's own make another layout: the command's then count no more. Beside a server that says how many
+    # engines it has and no more, they are what it does not say.
+    says = _degrees_of(today.layout)
+    fixed = _fixed({**says, **own} if today.partial else own or says, what, where)
     options = _settings.options(given, today.options)
     notes = (*today.notes, *ignored)
     by = calibrations.timed(get(today.engine, version), given.get("calibration"))
-    return _Task(
-        what, where, by, options, workload, fixed, None if own else today.replicas, notes
-    )  # fmt: skip
+    replicas = None if own and not today.partial else today.replicas
+    return _Task(what, where, by, options, workload, fixed, replicas, notes, today.kv_tokens)
 
 
 def _freely(today: "types.Plan | types.NoPlan", free: "types.Plan | types.NoPlan") -> tuple[str, ...]:

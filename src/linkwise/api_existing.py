@@ -8,6 +8,9 @@ from linkwise import doors
 from linkwise.core.errors import InputError
 from linkwise.engine.base import Parsed
 from linkwise.model.types import Model
+from linkwise.plan.types import Ledger
+
+_CLOSE = 0.05  # relative: the ledger is within 3 % of logged capacities in the median
 
 
 class Read(Protocol):
@@ -61,3 +64,24 @@ def _manifest(path: str) -> Read:
         return found.parse(version=version, model=model)
 
     return read
+
+
+def contradiction(model: Model, ledger: Ledger | None, reported: int | None) -> tuple[str, ...]:
+    """What to say where a server reports another KV capacity than the ledger has for its layout.
+
+    reported: tokens of each engine. Models whose layers keep different states share out blocks in their own way, and
+    shards of a context count differently by engine: nothing is said of those.
+    """
+    if ledger is None or reported is None or ledger.kv_tokens is None:
+        return ()
+    layout = ledger.layout
+    if layout.cp * layout.dcp > 1 or len({layer.mixer for layer in model.layers} - {"none"}) > 1:
+        return ()
+    planned = ledger.kv_tokens // layout.dp_attn
+    if not planned or abs(reported / planned - 1) <= _CLOSE:
+        return ()
+    return (
+        f"the server reports room for {reported:,} KV tokens in each engine, the plan has {planned:,}:"
+        f" {reported / planned:.3g} times it. Its memory share, its other settings or the model's copy differ from"
+        " what was read, or something else holds memory there: figures that rest on KV are the plan's",
+    )

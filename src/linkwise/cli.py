@@ -328,6 +328,9 @@ def handoff(
     ] = 0.0,
     *,
     settings: Any,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write the answer to a file", rich_help_panel="Output")
+    ] = None,
     ranks: Ranks = False,
     links: Links = False,
     json: Json = False,
@@ -349,6 +352,8 @@ def handoff(
         **settings,
     )
     keep("handoff", found)
+    if output:
+        api.save(found, output)
     if json:
         print_json(found)
     else:

@@ -1,7 +1,10 @@
 """What all commands share: exit codes, how a value is printed, and the last results kept for `explain`."""
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,22 @@ def print_blocks(*blocks: Any) -> None:
     from linkwise.report.text import render
 
     streams.write("\n".join(render(block, sys.stdout) for block in blocks if block))
+
+
+@contextmanager
+def until_told() -> Iterator[None]:
+    """What is inside goes on until SIGINT or SIGTERM, which end it without an error.
+
+    Both get a handler of ours: a shell that starts a command in the background of a script has it ignore SIGINT.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _cache(kind: str) -> Path:

@@ -85,8 +85,7 @@ def register(
     ) -> int:
         """Report faults while they happen. Ends with --for or Ctrl-C: 1 when there was one, else 0, or 2 where --ras
         never answered."""
-        import signal
-
+        from linkwise import cli_base
         from linkwise.core.errors import InputError
         from linkwise.core.units import parse_time
         from linkwise.diagnose.watch import Watch
@@ -96,14 +95,11 @@ def register(
         turn_s = parse_time(every, where="--every")
         end = time.monotonic() + parse_time(until, where="--for") if until else float("inf")
         watcher = Watch(folder, plan=_plan(plan), ras=ras)
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
         found = False
-        try:
+        with cli_base.until_told():
             for change in _changes(watcher, turn_s, end):
                 found = True
                 _changed(change, json=json)
-        except KeyboardInterrupt:
-            pass  # the usual way to end it
         return 1 if found else 2 if ras and not watcher.answered else 0
 
     command(diagnose)

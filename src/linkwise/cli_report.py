@@ -1,12 +1,12 @@
 """The command `linkwise report`: its words and options. cli.py registers it and owns what all commands share."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from linkwise import cli_base
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 
@@ -56,8 +56,6 @@ def register(
         port: Annotated[int, typer.Option(help="of 127.0.0.1; 0 = one that is free")] = 0,
     ) -> int:
         """The page with inputs that recompute in place, for this machine only. Ctrl-C ends it."""
-        import signal
-
         from linkwise import api, streams
         from linkwise.report.page.library import library
         from linkwise.ui import Server
@@ -69,11 +67,9 @@ def register(
             server = Server(plan, library(), port)
         except OSError as error:
             raise InputError(f"cannot listen: {error.strerror}", where=f"port {port}", expected="a free port") from None
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-        with server:
+        with server, cli_base.until_told():
             streams.write_now(f"open {server.address}")
-            with suppress(KeyboardInterrupt):  # the usual way to end it
-                server.serve_forever()
+            server.serve_forever()
         return 0
 
     command(report)

@@ -6,6 +6,7 @@ port, so that no page of another origin (or a name that was pointed here) can us
 
 import hmac
 import os
+import re
 import secrets
 import sys
 import threading
@@ -32,6 +33,7 @@ MAX_BODY_BYTES = 64 * 2**10
 QUIET_S = 30.0  # a client that says nothing for so long is let go
 _FILES = ("workload", "calibration")  # settings that name files
 _FIELDS = tuple(name for name in settings.words() if name not in _FILES)
+_COUNT = re.compile(r"[0-9]{1,9}")  # digits that Python may be asked to read as a number
 _GROUPS = ("Workload", "Layout", "Engine settings", "Experts")
 
 Text = Annotated[str, Meta(max_length=4096)]
@@ -181,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         if scheme != "Bearer" or not self._right(given):
             return self._answer(403, b"", "text/plain")
         size = self.headers.get("Content-Length", "")
-        if not (size.isascii() and size.isdigit()) or int(size) > MAX_BODY_BYTES:
+        if not _COUNT.fullmatch(size) or int(size) > MAX_BODY_BYTES:
             return self._answer(413, b"", "text/plain")
         text = self.rfile.read(int(size))
         if not self.server.busy.acquire(blocking=False):

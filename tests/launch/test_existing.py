@@ -285,6 +285,44 @@ def test_a_vllm_server_does_not_say_its_layout() -> None:
     assert any("0.32.0" in note for note in found.notes)
 
 
+def running(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """A vLLM server of two engines that does not say its layout."""
+    metrics = METRICS.replace(b'num_gpu_blocks="9"', b'num_gpu_blocks="%d"' % blocks)
+    models = MODELS.replace(b"openai/gpt-oss-120b", b"meta-llama/Llama-3.3-70B-Instruct")
+    monkeypatch.setattr(server, "_getter", lambda _: served(metrics=metrics, models=models))
+
+
+def test_a_servers_engines_are_the_replicas_of_the_degrees_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    running(monkeypatch, 25_000)
+    found = linkwise.plan(on="2x8xh100-sxm", from_running="http://h:1", tp=4, isl=1000, osl=100)
+    assert isinstance(found, linkwise.Plan)
+    beside = linkwise.plan(
+        on="2x8xh100-sxm", isl=1000, osl=100, engine="vllm",
+        from_command="vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 -dp 2 --max-model-len 8192 --block-size 16"
+        " --gpu-memory-utilization 0.85",
+    )  # fmt: skip
+    assert isinstance(beside, linkwise.Plan)
+    assert (found.layout, found.replicas) == (beside.layout, beside.replicas) == (Layout(tp=4), 2)
+    assert found.figures == beside.figures
+
+
+def test_a_servers_kv_room_is_held_against_the_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def notes(blocks: int) -> list[str]:
+        running(monkeypatch, blocks)
+        found = linkwise.fit(on="2x8xh100-sxm", from_running="http://h:1", tp=4)
+        assert found.ledger is not None
+        planned.append(found.ledger.kv_tokens or 0)
+        return [note for note in found.notes if "the plan has" in note]
+
+    planned: list[int] = []
+    (said,) = notes(9)  # 144 tokens
+    assert "144 KV tokens in each engine" in said and f"{planned[0]:,}" in said
+    assert f"{144 / planned[0]:.3g} times" in said
+    assert notes(planned[0] // 16 * 104 // 100) == []
+    assert len(notes(planned[0] // 16 * 107 // 100)) == 1
+    assert len(notes(planned[0] // 16 * 90 // 100)) == 1
+
+
 def test_an_sglang_server() -> None:
     found = server.read("http://h:1", degrees=False, get=served(sglang=SGLANG)).parse()
     # tp 16 counts all ranks of the stage; four attention replicas of four.

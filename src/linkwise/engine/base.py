@@ -206,7 +206,11 @@ class Refusal(Frozen, frozen=True, kw_only=True):
 
 
 class Parsed(Frozen, frozen=True, kw_only=True):
-    """An engine's own command read back: what it would run."""
+    """An engine's own command read back: what it would run.
+
+    partial: of the layout only how many engines there are is known (replicas, or dp_attn), the degrees are to be
+    given. kv_tokens: what the KV cache of each engine holds as a running server says; None = not said.
+    """
 
     engine: str
     model: str
@@ -215,6 +219,8 @@ class Parsed(Frozen, frozen=True, kw_only=True):
     options: Options = Options()
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    partial: bool = False
+    kv_tokens: int | None = None
 
 
 class Engine(ABC):

@@ -5,13 +5,13 @@ VLLM_SERVER_DEV_MODE=1); else its metrics say memory share, block size and KV ca
 longest request, and nothing says the layout: the degrees then have to be given.
 """
 
-import http.client
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from linkwise.core.errors import InputError, Undecidable
+from linkwise.core.fetch import Address, Failed, exchange
 from linkwise.core.files import parse_json
 from linkwise.engine.base import Parsed
 from linkwise.engine.registry import parse_command
@@ -22,21 +22,29 @@ _TIMEOUT_S = 10.0
 _INFO = re.compile(r"^vllm:cache_config_info\{([^}]{0,4000})\}", re.MULTILINE)
 _LABEL = re.compile(r'([a-z_]{1,60})="([^"\\]{0,200})"')
 
+_COUNT = re.compile(r"[0-9]{1,12}")
+
 Get = Callable[[str], bytes | None]
 
 
 class Told(NamedTuple):
-    """The command a server amounts to. whole: it says the layout too. notes: what it says beside."""
+    """The command a server amounts to. whole: it says the layout too. notes: what it says beside.
+
+    kv_tokens: what the KV cache of each of its engines holds; None = not said.
+    """
 
     words: tuple[str, ...]
     whole: bool
     notes: tuple[str, ...]
+    kv_tokens: int | None = None
 
     def parse(self, *, version: str | None = None, model: Model | None = None) -> Parsed:
         from msgspec.structs import replace
 
         found = parse_command(list(self.words), version=version, model=model)
-        return replace(found, notes=(*found.notes, *self.notes))
+        return replace(
+            found, notes=(*found.notes, *self.notes), partial=not self.whole, kv_tokens=self.kv_tokens
+        )  # fmt: skip
 
 
 def read(url: str, *, degrees: bool, get: Get | None = None) -> Told:
@@ -65,24 +73,16 @@ def _getter(url: str) -> Get:
         port = -1
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1 or parts.username:
         raise InputError(repr(url[:120]), where="--from-running", expected="http://host:port")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     base = parts.path.rstrip("/")
+    secure = parts.scheme == "https"
+    address = Address(str(parts.hostname), port or (443 if secure else 80), secure)
 
     def get(path: str) -> bytes | None:
-        connection = kind(str(parts.hostname), port, timeout=_TIMEOUT_S)
         try:
-            connection.request("GET", base + path)
-            answer = connection.getresponse()
-            text = answer.read(_MOST_BYTES + 1)
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise InputError(
-                f"no answer: {str(error)[:120] or type(error).__name__}", where=url[:200], expected="a server"
-            ) from None
-        finally:
-            connection.close()
-        if len(text) > _MOST_BYTES:
-            raise InputError(f"{path} is more than {_MOST_BYTES} bytes", where=url[:200])
-        return text if answer.status == 200 else None
+            status, text = exchange(address, "GET", base + path, within_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+        except Failed as error:
+            raise InputError(f"{path}: {error}", where=url[:200], expected="a server that answers") from None
+        return text if status == 200 else None
 
     return get
 
@@ -103,18 +103,18 @@ def _vllm(get: Get, url: str) -> Told | None:
     model = (
         next((m for m in listed if isinstance(m, dict) and not m.get("parent")), {}) if isinstance(listed, list) else {}
     )
-    info, notes = infos[0], []
+    info, notes, tokens = infos[0], [], None
     version = _object(get("/version"), f"{url}: /version").get("version")
     if isinstance(version, str):
         notes.append(f"the server is vLLM {version[:40]}: --engine vllm@VERSION plans with that version's facts")
-    if info.get("num_gpu_blocks", "").isdigit() and info.get("block_size", "").isdigit():
+    if all(_COUNT.fullmatch(info.get(name, "")) for name in ("num_gpu_blocks", "block_size")):
         tokens = int(info["num_gpu_blocks"]) * int(info["block_size"])
         notes.append(
             f"the server reports room for {tokens} KV tokens in each of {len(infos)} engine{'s' * (len(infos) > 1)}"
         )
     config = _object(get("/server_info?config_format=json"), f"{url}: /server_info").get("vllm_config")
     if isinstance(config, dict):
-        return Told(_vllm_words(config), True, tuple(notes))
+        return Told(_vllm_words(config), True, tuple(notes), tokens)
     words = ["vllm", "serve", _text(model.get("root") or model.get("id"), "model", url)]
     words += _flags({"--max-model-len": model.get("max_model_len")})
     words += _flags(
@@ -123,7 +123,7 @@ def _vllm(get: Get, url: str) -> Told | None:
     words += _flags({"--kv-cache-dtype": info.get("cache_dtype")})
     if len(infos) > 1:
         words += ["--data-parallel-size", str(len(infos))]
-    return Told(tuple(words), False, tuple(notes))
+    return Told(tuple(words), False, tuple(notes), tokens)
 
 
 def _vllm_words(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -179,7 +179,8 @@ def _sglang(get: Get, url: str) -> Told | None:
     words += _flags({"--" + name.replace("_", "-"): info.get(name) for name in names})
     version = info.get("version")
     note = f"the server is SGLang {str(version)[:40]}: --engine sglang@VERSION plans with that version's facts"
-    return Told(tuple(words), True, (note,) if version else ())
+    tokens = info.get("max_total_num_tokens")  # of each attention replica
+    return Told(tuple(words), True, (note,) if version else (), tokens if isinstance(tokens, int) else None)
 
 
 def _flags(values: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ names the one at fault: stopped, or gone.
 """
 
 import contextlib
-import http.client
 import json
 import re
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from linkwise.core.errors import InputError
+from linkwise.core.fetch import Address, Failed, exchange
 from linkwise.core.files import read_bytes
 from linkwise.core.printable import clipped, printable
 from linkwise.launch import sessions
@@ -232,20 +232,12 @@ class _Asked:
 
 def ask(door: Process, method: str, path: str, body: dict[str, Any] | None, within_s: float) -> tuple[int, bytes]:
     """Status and answer of a server, bounded in size and time; status 0 when there is none."""
-    connection = http.client.HTTPConnection(door.host, door.ports["http"], timeout=within_s)
-    until = time.monotonic() + within_s
+    text = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} if text else {}
     try:
-        text = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
-        answer = connection.getresponse()
-        found = b""
-        while len(found) < _MOST_ANSWER and time.monotonic() < until:
-            part = answer.read1(65_536)
-            if not part:
-                return answer.status, found
-            found += part
+        return exchange(
+            Address(door.host, door.ports["http"]), method, path, within_s=within_s, most_bytes=_MOST_ANSWER,
+            body=text, headers=headers,
+        )  # fmt: skip
+    except Failed:
         return 0, b""
-    except (OSError, http.client.HTTPException):
-        return 0, b""
-    finally:
-        connection.close()
