@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int | None], None]
 Text = str | float | None
+MOST_USERS = 2_000_000  # each sends ten requests where their number is not given
 
 
 def simulate(plan: "str | Path | Plan", **words: object) -> "Summary":
@@ -30,9 +31,10 @@ def simulate(plan: "str | Path | Plan", **words: object) -> "Summary":
 def played(
     plan: "str | Path | Plan", *, workload: "str | Path | None" = None, rate: Text = None,
     concurrency: int | None = None, isl: int | None = None, osl: int | None = None, requests: int | None = None,
-    arrivals: str = "poisson", lengths: str = "fixed", long: str = "refuse", think: Text = None, seed: int = 0,
-    ttft: Text = None, tpot: Text = None, replicas: int | None = None, prefill: "str | Path | Plan | None" = None,
-    router: str = "least", max_waiting: int = 0, fault: Sequence[str] = (), recovery: str = "elsewhere",
+    arrivals: str | None = None, lengths: str | None = None, long: str | None = None, think: Text = None,
+    seed: int = 0, ttft: Text = None, tpot: Text = None, replicas: int | None = None,
+    prefill: "str | Path | Plan | None" = None, router: str = "least", max_waiting: int = 0,
+    fault: Sequence[str] = (), recovery: str | None = None,
     steps: int = 0, progress: Progress | None = None,
 ) -> "Simulated":  # fmt: skip
     """A simulation with its requests (one record each) and its first `steps` steps: simulate/write.py writes them.
@@ -42,17 +44,20 @@ def played(
     Raises InputError for words that do not go together, and for traces and plans that cannot be.
     """
     from linkwise.simulate.ask import ask, faults
-    from linkwise.simulate.load import Asked
+    from linkwise.simulate.load import Asked, together
     from linkwise.simulate.rules import Run
 
     shaped = plan_of(plan, isl, osl)
+    if not fault:
+        together("simulate", ("--recovery", recovery, "without --fault: nothing dies"))
     run = Run(
-        seed=seed, router=router, recovery=recovery, max_waiting=max_waiting, faults=faults(fault),
+        seed=seed, router=router, recovery=recovery or "elsewhere", max_waiting=max_waiting, faults=faults(fault),
         think_s=_seconds(think, "--think") or 0.0, steps_kept=steps,
     )  # fmt: skip
     asked = Asked(
-        trace=workload, number=positive(requests, "--requests"), users=positive(concurrency, "--concurrency"),
-        rate_per_s=_rate(rate), arrivals=arrivals, spread=lengths, long=long,
+        trace=workload, number=positive(requests, "--requests"),
+        users=positive(concurrency, "--concurrency", MOST_USERS), rate_per_s=_rate(rate), arrivals=arrivals or None,
+        spread=lengths or None, long=long or None, isl=isl, osl=osl,
     )  # fmt: skip
     return ask(
         shaped, asked, prefill=None if prefill is None else plan_of(prefill), run=run,
@@ -62,9 +67,9 @@ def played(
 
 def capacity(
     plan: "str | Path | Plan", *, rate: Text = None, workload: "str | Path | None" = None, growth: str = "x1",
-    months: float | None = None, peak_factor: float = 1.0, failures: int = 1, failure_of: str = "node",
+    months: float | None = None, peak_factor: float = 1.0, failures: int = 1, failure_of: str | None = None,
     percentile: float = 99.0, ttft: Text = None, tpot: Text = None, isl: int | None = None, osl: int | None = None,
-    requests: int | None = None, arrivals: str = "poisson", lengths: str = "fixed", long: str = "refuse",
+    requests: int | None = None, arrivals: str | None = None, lengths: str | None = None, long: str | None = None,
     router: str = "least", seed: int = 0, progress: Progress | None = None,
 ) -> "Capacity":  # fmt: skip
     """How many of the plan's replicas hold the load when it has grown and some are gone? percentile: in percent.
@@ -74,16 +79,22 @@ def capacity(
     from linkwise.simulate.capacity import Wanted
     from linkwise.simulate.capacity import capacity as decide
     from linkwise.simulate.capacity import growth as grown
-    from linkwise.simulate.load import Asked
+    from linkwise.simulate.load import Asked, together
     from linkwise.simulate.rules import Run
 
     shaped = plan_of(plan, isl, osl)
+    if not failures:
+        together("capacity", ("--failure-of", failure_of, "with --failures 0: nothing fails"))
     wanted = Wanted(
-        rate_per_s=_rate(rate), growth=grown(growth, months), peak=peak_factor, failures=failures, of=failure_of,
+        rate_per_s=_rate(rate), growth=grown(growth, months), peak=peak_factor, failures=failures,
+        of=failure_of or "node",
         share=percentile / 100, targets=targets_of(shaped, ttft, tpot),
     )  # fmt: skip
     number = positive(requests, "--requests")
-    asked = Asked(trace=workload, number=number, arrivals=arrivals, spread=lengths, long=long)
+    asked = Asked(
+        trace=workload, number=number, arrivals=arrivals or None, spread=lengths or None, long=long or None, isl=isl,
+        osl=osl,
+    )  # fmt: skip
     return decide(shaped, wanted, asked, Run(seed=seed, router=router), progress=progress)
 
 
@@ -95,8 +106,8 @@ def autoscale(plan: "str | Path | Plan", rules: "Sequence[Rule] | str | Path", *
 def scaled(
     plan: "str | Path | Plan", rules: "Sequence[Rule] | str | Path", *, cold_start: Text,
     workload: "str | Path | None" = None, rate: Text = None, isl: int | None = None, osl: int | None = None,
-    requests: int | None = None, arrivals: str = "diurnal", period: Text = "30min", swing: float = 0.8,
-    lengths: str = "fixed", long: str = "refuse", ttft: Text = None, tpot: Text = None, seed: int = 0,
+    requests: int | None = None, arrivals: str | None = None, period: Text = None, swing: float | None = None,
+    lengths: str | None = None, long: str | None = None, ttft: Text = None, tpot: Text = None, seed: int = 0,
     router: str = "least", steps: int = 0, progress: Progress | None = None,
 ) -> "tuple[Autoscaled, tuple[Played, ...]]":  # fmt: skip
     """Rules (values, or their YAML file) side by side under one load, and the run of each.
@@ -105,8 +116,8 @@ def scaled(
     replicas all the time. Raises InputError as the command does.
     """
     from linkwise.simulate import scaling
+    from linkwise.simulate.autoscale import PERIOD_S, references
     from linkwise.simulate.autoscale import autoscale as run_rules
-    from linkwise.simulate.autoscale import references
     from linkwise.simulate.load import Asked
     from linkwise.simulate.rules import Run
 
@@ -120,9 +131,14 @@ def scaled(
     seconds = scaling.seconds(cold_start, "--cold-start") if isinstance(cold_start, str) else cold_start
     if seconds is None:
         raise InputError("no cold start", where="autoscale", expected="--cold-start 90s, or --load-rate 4GB/s")
+    kind, every = arrivals or None, _seconds(period, "--period")
+    if workload is None:  # a load that comes and goes, unless something else is asked for
+        kind = kind or "diurnal"
+        every = PERIOD_S if every is None and kind in ("diurnal", "mmpp") else every
+        swing = 0.8 if swing is None and kind == "diurnal" else swing
     asked: Asked = Asked(
-        trace=workload, number=positive(requests, "--requests"), rate_per_s=_rate(rate), arrivals=arrivals,
-        spread=lengths, long=long, swing=swing, period_s=_seconds(period, "--period") or 60.0,
+        trace=workload, number=positive(requests, "--requests"), rate_per_s=_rate(rate), arrivals=kind,
+        spread=lengths or None, long=long or None, swing=swing, period_s=every, isl=isl, osl=osl,
     )  # fmt: skip
     whole = shaped.cluster.size // shaped.layout.size
     return run_rules(
@@ -154,10 +170,10 @@ def targets_of(plan: Plan, ttft: Text, tpot: Text) -> "Targets":
     )
 
 
-def positive(value: int | None, where: str) -> int | None:
+def positive(value: int | None, where: str, most: int = 20_000_000) -> int | None:
     """A count, if one is given."""
-    if value is not None and not 1 <= value <= 20_000_000:
-        raise InputError(f"{value}", where=where, expected="1..20000000")
+    if value is not None and not 1 <= value <= most:
+        raise InputError(f"{value}", where=where, expected=f"1..{most}")
     return value
 
 

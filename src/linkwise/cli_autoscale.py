@@ -20,12 +20,14 @@ from linkwise.cli_load import (
     Seed,
     Source,
     Spread,
+    Steps,
     Target,
     Trace,
     progress_bar,
+    steps_of,
 )
 from linkwise.core.errors import InputError
-from linkwise.core.units import parse_bytes, parse_time
+from linkwise.core.units import parse_bytes
 
 _RULES, _STARTS = "Rules", "Starts"
 
@@ -45,15 +47,17 @@ def register(
         isl: Isl = None,
         osl: Osl = None,
         requests: Number = None,
-        arrivals: Arrivals = "diurnal",
+        arrivals: Arrivals = "",
         period: Annotated[
-            str, typer.Option(help="of diurnal arrivals", metavar="TIME", rich_help_panel=LOAD)
-        ] = "30min",
+            str, typer.Option(help="of diurnal arrivals (the kind unless said otherwise), 30min; of mmpp's stays",
+                              metavar="TIME", rich_help_panel=LOAD),
+        ] = "",
         swing: Annotated[
-            float, typer.Option(help="of diurnal arrivals, share of the rate up and down", rich_help_panel=LOAD)
-        ] = 0.8,
-        lengths: Spread = "fixed",
-        long: Long = "refuse",
+            float | None,
+            typer.Option(help="of diurnal arrivals, share of the rate up and down, 0.8", rich_help_panel=LOAD),
+        ] = None,
+        lengths: Spread = "",
+        long: Long = "",
         ttft: Target = "",
         tpot: Target = "",
         seed: Seed = 0,
@@ -73,25 +77,23 @@ def register(
         schedule: Annotated[
             str, typer.Option(help="replicas by time of a day, such as 0h=2,8h=6,19h=3", rich_help_panel=_RULES)
         ] = "",
-        min: Annotated[int, typer.Option("--min", help="fewest replicas", rich_help_panel=_RULES)] = 1,
+        min: Annotated[int | None, typer.Option("--min", help="fewest replicas, 1", rich_help_panel=_RULES)] = None,
         max: Annotated[
-            int, typer.Option("--max", help="most replicas, 0 = what the devices hold", rich_help_panel=_RULES)
-        ] = 0,
+            int | None, typer.Option("--max", help="most replicas, what the devices hold", rich_help_panel=_RULES)
+        ] = None,
         start: Annotated[
-            int, typer.Option(help="replicas up at the beginning, 0 = the fewest", rich_help_panel=_RULES)
-        ] = 0,
-        every: Annotated[
-            str, typer.Option(help="between two looks", metavar="TIME", rich_help_panel=_RULES)
-        ] = "15s",
+            int | None, typer.Option(help="replicas up at the beginning, the fewest", rich_help_panel=_RULES)
+        ] = None,
+        every: Annotated[str, typer.Option(help="between two looks, 15s", metavar="TIME", rich_help_panel=_RULES)] = "",
         up_window: Annotated[
-            str, typer.Option(help="up to the least wanted in it", metavar="TIME", rich_help_panel=_RULES)
-        ] = "0s",
+            str, typer.Option(help="up to the least wanted in it, 0s", metavar="TIME", rich_help_panel=_RULES)
+        ] = "",
         down_window: Annotated[
-            str, typer.Option(help="down to the most wanted in it", metavar="TIME", rich_help_panel=_RULES)
-        ] = "300s",
+            str, typer.Option(help="down to the most wanted in it, 300s", metavar="TIME", rich_help_panel=_RULES)
+        ] = "",
         tolerance: Annotated[
-            float, typer.Option(help="share a measure may be off its target", rich_help_panel=_RULES)
-        ] = 0.1,
+            float | None, typer.Option(help="share a measure may be off its target, 0.1", rich_help_panel=_RULES)
+        ] = None,
         cold_start: Annotated[
             str, typer.Option(help="from the order to the first request", metavar="TIME", rich_help_panel=_STARTS)
         ] = "",
@@ -100,40 +102,32 @@ def register(
                               rich_help_panel=_STARTS),
         ] = "",
         start_up: Annotated[
-            str, typer.Option(help="with --load-rate: the engine's start beside its weights", metavar="TIME",
+            str, typer.Option(help="with --load-rate: the engine's start beside its weights, 0s", metavar="TIME",
                               rich_help_panel=_STARTS),
-        ] = "0s",
+        ] = "",
         router: Router = "least",
         *,
         timeline: Annotated[
             Path | None, typer.Option("--timeline", help="first rule's steps for Perfetto", rich_help_panel=OUT)
         ] = None,
-        steps: Annotated[
-            int, typer.Option("--steps", help="most steps of the timeline", rich_help_panel=OUT)
-        ] = 100_000,
+        steps: Steps = None,
         json: Json = False,
     ) -> int:  # fmt: skip
-        """What do scaling rules cost and miss? Exit code 1: no rule serves every request."""
+        """What do scaling rules cost and miss? Exit code 1: no rule serves the load."""
         from linkwise.api_simulate import plan_of, scaled
         from linkwise.simulate import scaling
         from linkwise.simulate.autoscale import cold_start as of_weights
         from linkwise.simulate.autoscale import serving
+        from linkwise.simulate.load import together
 
-        plan = plan_of(last_plan() if source == "plan:" else source, isl, osl)
-        limits: dict[str, Any] = {
-            "least": min, "most": max, "start": start, "tolerance": tolerance,
-            "every_s": parse_time(every, where="--every"),
-            "up_window_s": scaling.seconds(up_window, "--up-window"),
-            "down_window_s": scaling.seconds(down_window, "--down-window"),
-        }  # fmt: skip
+        plan = plan_of(last_plan() if source == "plan:" else source)
         rules = list(scaling.load(rule)) if rule else []
         targets = {"outstanding": target_outstanding, "kv": target_kv, "waiting": target_waiting}
-        for measure, target in targets.items():
-            if target is not None:
-                rules.append(scaling.Rule(name=f"{measure} {target:g}", measure=measure, target=target, **limits))
-        if schedule:
-            times = scaling.schedule(schedule)
-            rules.append(scaling.Rule(name="schedule", measure="schedule", schedule=times, **limits))
+        limits = {"--min": min, "--max": max, "--start": start, "--every": every}
+        calmed = {"--up-window": up_window, "--down-window": down_window, "--tolerance": tolerance}
+        rules += scaling.typed(targets, schedule, limits, calmed)
+        if not load_rate:
+            together("autoscale", ("--start-up", start_up, "without --load-rate: --cold-start has it all"))
         if bool(cold_start) == bool(load_rate):
             raise InputError("no cold start" if not cold_start else "two cold starts", where="autoscale",
                              expected="one of --cold-start 90s and --load-rate 4GB/s (with --start-up)")  # fmt: skip
@@ -142,9 +136,10 @@ def register(
             seconds = of_weights(plan, _bytes_a_second(load_rate), scaling.seconds(start_up, "--start-up"))
         with progress_bar(json) as progress:
             found, played = scaled(
-                plan, rules, cold_start=seconds, workload=workload, rate=rate, requests=requests, arrivals=arrivals,
+                plan, rules, cold_start=seconds, workload=workload, rate=rate, isl=isl, osl=osl,
+                requests=requests, arrivals=arrivals,
                 period=period, swing=swing, lengths=lengths, long=long, ttft=ttft, tpot=tpot, seed=seed,
-                router=router, steps=steps if timeline else 0, progress=progress,
+                router=router, steps=steps_of(steps, timeline, "autoscale"), progress=progress,
             )  # fmt: skip
         if timeline is not None:
             from linkwise.simulate import write
@@ -156,7 +151,7 @@ def register(
             from linkwise.report.autoscale import screen
 
             show(screen(found, plan))
-        return 0 if any(not one.unserved for one in found.rules[: len(rules)]) else 1
+        return 0 if any(one.holds for one in found.rules[: len(rules)]) else 1
 
     command(autoscale)
 

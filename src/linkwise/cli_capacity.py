@@ -49,8 +49,12 @@ def register(
         ] = 1.0,
         failures: Annotated[int, typer.Option(help="so many at once are survived", rich_help_panel=POOLS)] = 1,
         failure_of: Annotated[
-            str, typer.Option(help="what fails: a node with every replica on it, or one replica", rich_help_panel=POOLS)
-        ] = "node",
+            str,
+            typer.Option(
+                help="what fails: node (with every replica on it, unless said otherwise) or replica",
+                rich_help_panel=POOLS,
+            ),
+        ] = "",
         ttft: Target = "",
         tpot: Target = "",
         percentile: Annotated[
@@ -59,9 +63,9 @@ def register(
         isl: Isl = None,
         osl: Osl = None,
         requests: Number = None,
-        arrivals: Arrivals = "poisson",
-        lengths: Spread = "fixed",
-        long: Long = "refuse",
+        arrivals: Arrivals = "",
+        lengths: Spread = "",
+        long: Long = "",
         router: Router = "least",
         seed: Seed = 0,
         *,
@@ -71,12 +75,13 @@ def register(
         from linkwise.api_simulate import capacity as ask
         from linkwise.api_simulate import plan_of
 
-        plan = plan_of(last_plan() if source == "plan:" else source, isl, osl)
+        plan = plan_of(last_plan() if source == "plan:" else source)
         with progress_bar(json) as progress:
             found = ask(
                 plan, rate=rate, workload=workload, growth=growth, months=months, peak_factor=peak_factor,
-                failures=failures, failure_of=failure_of, percentile=percentile, ttft=ttft, tpot=tpot,
-                requests=requests, arrivals=arrivals, lengths=lengths, long=long, router=router, seed=seed,
+                failures=failures, failure_of=failure_of or None, percentile=percentile, ttft=ttft, tpot=tpot,
+                isl=isl, osl=osl, requests=requests, arrivals=arrivals, lengths=lengths, long=long,
+                router=router, seed=seed,
                 progress=progress,
             )  # fmt: skip
         if json:

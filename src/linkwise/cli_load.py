@@ -18,13 +18,31 @@ Rate = Annotated[str, typer.Option(help="arrivals, such as 8/s", metavar="RATE",
 Isl = Annotated[int | None, typer.Option(help="input length  [default: the plan's]", rich_help_panel=LOAD)]
 Osl = Annotated[int | None, typer.Option(help="output length  [default: the plan's]", rich_help_panel=LOAD)]
 Number = Annotated[int | None, typer.Option(help="how many", rich_help_panel=LOAD)]
-Arrivals = Annotated[str, typer.Option(help="poisson, gamma, mmpp, diurnal or even", rich_help_panel=LOAD)]
-Spread = Annotated[str, typer.Option(help="fixed, uniform or lognormal", rich_help_panel=LOAD)]
-Long = Annotated[str, typer.Option(help="requests longer than the context: refuse or drop", rich_help_panel=LOAD)]
+Arrivals = Annotated[
+    str, typer.Option(help="poisson (unless said otherwise), gamma, mmpp, diurnal or even", rich_help_panel=LOAD)
+]
+Spread = Annotated[
+    str, typer.Option(help="scattered (unless said otherwise), fixed, uniform or lognormal", rich_help_panel=LOAD)
+]
+Long = Annotated[
+    str, typer.Option(help="a trace's requests beyond the context: refuse (unless said otherwise) or drop",
+                      rich_help_panel=LOAD),
+]  # fmt: skip
 Seed = Annotated[int, typer.Option(help="same seed, same result", rich_help_panel=LOAD)]
 Target = Annotated[str, typer.Option(help="target", metavar="TIME", rich_help_panel=LOAD)]
 Router = Annotated[str, typer.Option(help="least (load), round-robin, random or prefix", rich_help_panel=POOLS)]
 Json = Annotated[bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=OUT)]
+Steps = Annotated[int | None, typer.Option("--steps", help="most steps of the timeline, 100,000", rich_help_panel=OUT)]
+
+
+def steps_of(steps: int | None, timeline: Path | None, where: str) -> int:
+    """Steps to keep: for a timeline only."""
+    if timeline is None:
+        from linkwise.simulate.load import together
+
+        together(where, ("--steps", steps, "without --timeline: no steps are written"))
+        return 0
+    return 100_000 if steps is None else steps
 
 
 def progress_bar(quiet: bool) -> AbstractContextManager[Callable[[int, int | None], None] | None]:

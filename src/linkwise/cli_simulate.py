@@ -21,9 +21,11 @@ from linkwise.cli_load import (
     Seed,
     Source,
     Spread,
+    Steps,
     Target,
     Trace,
     progress_bar,
+    steps_of,
 )
 
 
@@ -45,9 +47,9 @@ def register(
         isl: Isl = None,
         osl: Osl = None,
         requests: Number = None,
-        arrivals: Arrivals = "poisson",
-        lengths: Spread = "fixed",
-        long: Long = "refuse",
+        arrivals: Arrivals = "",
+        lengths: Spread = "",
+        long: Long = "",
         think: Annotated[
             str, typer.Option(help="time a user of the closed loop waits", metavar="TIME", rich_help_panel=LOAD)
         ] = "",
@@ -71,8 +73,9 @@ def register(
                          rich_help_panel=POOLS),
         ] = None,
         recovery: Annotated[
-            str, typer.Option(help="requests of a dead replica go elsewhere, drop or stay", rich_help_panel=POOLS)
-        ] = "elsewhere",
+            str, typer.Option(help="with --fault: requests of a dead replica go elsewhere (unless said otherwise), drop"
+                              " or stay", rich_help_panel=POOLS),
+        ] = "",
         *,
         parquet: Annotated[
             Path | None, typer.Option("--parquet", help="write one row a request", rich_help_panel=OUT)
@@ -80,21 +83,20 @@ def register(
         timeline: Annotated[
             Path | None, typer.Option("--timeline", help="write steps for Perfetto", rich_help_panel=OUT)
         ] = None,
-        steps: Annotated[
-            int, typer.Option("--steps", help="most steps of the timeline", rich_help_panel=OUT)
-        ] = 100_000,
+        steps: Steps = None,
         json: Json = False,
     ) -> int:  # fmt: skip
         """What happens over time? Exit code 1: the load is beyond what the plan serves."""
         from linkwise.api_simulate import plan_of, played
 
-        plan = plan_of(last_plan() if source == "plan:" else source, isl, osl)
+        plan = plan_of(last_plan() if source == "plan:" else source)
         with progress_bar(json) as progress:
             found = played(
-                plan, workload=workload, rate=rate, concurrency=concurrency, requests=requests, arrivals=arrivals,
+                plan, workload=workload, rate=rate, concurrency=concurrency, isl=isl, osl=osl, requests=requests,
+                arrivals=arrivals,
                 lengths=lengths, long=long, think=think, seed=seed, ttft=ttft, tpot=tpot, replicas=replicas,
-                prefill=prefill or None, router=router, max_waiting=max_waiting, fault=fault or (), recovery=recovery,
-                steps=steps if timeline else 0, progress=progress,
+                prefill=prefill or None, router=router, max_waiting=max_waiting, fault=fault or (),
+                recovery=recovery or None, steps=steps_of(steps, timeline, "simulate"), progress=progress,
             )  # fmt: skip
         from linkwise.simulate import write
 

@@ -20,8 +20,11 @@ def screen(found: Autoscaled, plan: Plan) -> "list[str | Table]":
         heading(plan.model, plan.cluster, engine_words(plan.engine, plan.engine_version, plan.options)),
         f"load       {show_count(found.requests)} requests in {_clock(found.span_s)}, {found.rate_per_s:.3g}/s",
         f"targets    {_targets(found)}",
-        f"replica    {plan.layout}, {found.devices_per_replica} devices; serves {show_time(found.cold_start_s)}"
-        " after its order",
+        f"replica    {plan.layout}, {found.devices_per_replica} devices; serves"
+        f" {show_time(found.cold_start_s) if found.cold_start_s else '0 s'} after its order",
+        *(f"CAPPED     {one.rule.name}: {one.capped} replicas at most were asked for, the cluster holds"
+          f" {found.replicas_held}" for one in found.rules if one.capped),
+        *(f"SATURATED  {one.rule.name}: {one.saturation}" for one in found.rules if one.saturation),
         table(
             ["rule", ">replica-h", ">device-h", ">mean", ">most", ">starts", ">in target", ">TTFT p50", ">TTFT p99",
              ">TPOT p99"],

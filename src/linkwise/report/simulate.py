@@ -31,7 +31,7 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
         lines.append(f"TTFT       {_split(found)}")
     lines += [f"pool       {_pool(use)}" for use in found.pools]
     if found.starving:
-        lines.append(f"starving   the {found.starving} pool waits for the other")
+        lines.append(f"starving   {_starving(found)}")
     lines.append(
         f"work       {show_count(found.steps)} steps; {show_count(found.prefill_tokens)} prompt tokens computed,"
         f" {show_count(found.cached_tokens)} found cached; {show_count(found.decode_tokens)} drawn;"
@@ -87,6 +87,19 @@ def _split(found: Summary) -> str:
     elif s.first_decode_s:
         parts["after it"] = s.first_decode_s
     return "mean = " + " + ".join(f"{name} {show_time(value) if value else '0'}" for name, value in parts.items())
+
+
+def _starving(found: Summary) -> str:
+    prefill, decode = found.pools
+    if found.starving == decode.role:
+        return (
+            f"the decode pool waits for the other: {prefill.waiting:.3g} requests wait for prefill, mean over time,"
+            f" while decode has {decode.kv_mean:.0%} of its KV and {decode.rows:.0%} of its rows in use"
+        )
+    return (
+        f"the prefill pool waits for the other: {decode.waiting:.3g} prompts wait for decode's blocks and rows, mean"
+        f" over time, while prefill is {prefill.busy:.0%} busy"
+    )
 
 
 def _pool(use: PoolUse) -> str:

@@ -36,7 +36,13 @@ def ask(
     prefill: the plan of a prefill pool; `plan` is then the decode pool. targets: in place of the plan's.
     """
     run = run or Run()
-    load, users, notes = load_of(plan, asked or Asked(), run.seed)
+    load, users, notes, asked_per_s = load_of(plan, asked or Asked(), run.seed)
+    if run.think_s and not users:
+        raise InputError(
+            "--think without --concurrency",
+            where="simulate",
+            expected="a closed loop, whose users wait before they ask",
+        )
     run = replace(run, users=users)
     if prefill is None:
         pool, said = pool_of(plan, load, replicas=replicas)
@@ -53,8 +59,9 @@ def ask(
         run = replace(run, transfer=transfer)
     notes += (f"step times rest on {plan.calibration}",)
     found = simulate(
-        pools, load, run, targets=targets or plan.workload.targets, notes=tuple(dict.fromkeys(notes)), progress=progress
-    )
+        pools, load, run, targets=targets or plan.workload.targets, notes=tuple(dict.fromkeys(notes)),
+        asked_per_s=asked_per_s, progress=progress,
+    )  # fmt: skip
     at_once = found.summary.in_system_s / max(found.summary.span_s, 1e-9) / pools[0].replicas
     return found._replace(summary=replace(found.summary, trust=_trust(found.summary, plan, prefill, load, at_once)))
 

@@ -31,6 +31,7 @@ AUTOSCALE_SCHEMA = "linkwise.autoscale/1"
 MINUTE_S = 60.0
 MAX_CHANGES = 10_000  # kept of one rule
 LEAST_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
+PERIOD_S = 1800.0  # of a load that comes and goes, where it is not said
 
 
 class Change(Frozen, frozen=True, kw_only=True):
@@ -57,7 +58,8 @@ class Scaled(Frozen, frozen=True, kw_only=True):
 
     cold, steady: TTFT of requests that arrive while a replica starts, and of the others. worst: the minute with the
     fewest requests inside the targets (the slowest one without targets). unserved: still waiting when nothing more
-    would happen. most, mean: replicas that serve, at once and over the run.
+    would happen. most, mean: replicas that serve, at once and over the run. saturation: what was seen of a load beyond
+    what is served, "" when nothing was. capped: the most replicas the rule may have where the devices hold fewer.
     """
 
     rule: Rule
@@ -78,10 +80,17 @@ class Scaled(Frozen, frozen=True, kw_only=True):
     stops: int
     worst: Minute | None
     changes: tuple[Change, ...]
+    saturation: str = ""
+    capped: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether every request is served and the load is not beyond what is."""
+        return not self.unserved and not self.saturation
 
 
 class Autoscaled(Frozen, frozen=True, kw_only=True):
-    """Rules side by side under the same requests."""
+    """Rules side by side under the same requests. replicas_held: as many as the plan's devices hold."""
 
     schema: str = AUTOSCALE_SCHEMA
     seed: int
@@ -92,6 +101,7 @@ class Autoscaled(Frozen, frozen=True, kw_only=True):
     ttft_target_s: float | None
     tpot_target_s: float | None
     devices_per_replica: int
+    replicas_held: int
     rules: tuple[Scaled, ...]
     notes: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
@@ -223,9 +233,9 @@ class Played(NamedTuple):
 
 def play(
     pool: Pool, load: Requests, run: Run, rule: Rule, cold_start_s: float, targets: Targets | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
+    progress: Callable[[int, int | None], None] | None = None, asked_per_s: float | None = None,
 ) -> Played:  # fmt: skip
-    """Run the rule over the requests. pool.replicas: as many as the devices hold."""
+    """Run the rule over the requests. pool.replicas: as many as the devices hold. asked_per_s: as of `simulate`."""
     most = min(rule.most or pool.replicas, pool.replicas)
     if rule.least > pool.replicas:
         raise InputError(
@@ -261,7 +271,8 @@ def play(
         fleet.announce(now)
     w.g["until"] = np.inf
     end = float(w.g["now"][0])
-    return Played(ended(w, [pool], run, targets or Targets(), ()), fleet.close(), changes, end)
+    found = ended(w, [pool], run, targets or Targets(), (), asked_per_s)
+    return Played(found, fleet.close(), changes, end)
 
 
 def serving(played: Played) -> list[tuple[float, float]]:
@@ -279,8 +290,8 @@ def serving(played: Played) -> list[tuple[float, float]]:
     return found
 
 
-def scaled(rule: Rule, played: Played, targets: Targets, devices: int) -> Scaled:
-    """A run in figures."""
+def scaled(rule: Rule, played: Played, targets: Targets, devices: int, held: int = 0) -> Scaled:
+    """A run in figures. devices: of a replica. held: replicas that the devices hold, 0 = all of the rule's."""
     every, end = played.found.requests, played.end_s
     done = every[every["status"] == DONE]
     inside = within(every, targets)
@@ -296,7 +307,8 @@ def scaled(rule: Rule, played: Played, targets: Targets, devices: int) -> Scaled
         replica_hours=hours, device_hours=hours * devices, most=_most(serving),
         mean=sum(b - a for a, b in serving) / end if end else 0.0,
         starts=sum(not x.first for x in played.lives), stops=sum(x.told_s < math.inf for x in played.lives),
-        worst=_worst(every, inside), changes=tuple(played.changes),
+        worst=_worst(every, inside), changes=tuple(played.changes), saturation=played.found.summary.saturation,
+        capped=most if held and (most := max(rule.most, *(n for _, n in rule.schedule), 0)) > held else 0,
     )  # fmt: skip
 
 
@@ -358,16 +370,16 @@ def autoscale(
         raise InputError(f"{cold_start_s:g} s", where="--cold-start", expected="0..100000 s")
     if (asked or Asked()).users is not None:
         raise InputError("a closed loop", where="autoscale", expected="arrivals: users that wait hide a slow start")
-    load, _, notes = load_of(plan, _long_enough(plan, asked or Asked()), run.seed)
+    load, _, notes, drawn = load_of(plan, _long_enough(plan, asked or Asked()), run.seed)
     whole = plan.cluster.size // plan.layout.size
     pool, said = pool_of(plan, load, replicas=whole)
-    plays = [(rule, play(pool, load, run, rule, cold_start_s, targets, progress)) for rule in rules]
+    plays = [(rule, play(pool, load, run, rule, cold_start_s, targets, progress, drawn)) for rule in rules]
     span = float(load.arrival_s[-1] - load.arrival_s[0])
     return Autoscaled(
         seed=run.seed, requests=load.number, span_s=span, rate_per_s=load.number / span if span else 0.0,
         cold_start_s=cold_start_s, ttft_target_s=targets.ttft_s, tpot_target_s=targets.tpot_s,
-        devices_per_replica=plan.layout.size,
-        rules=tuple(scaled(rule, played, targets, plan.layout.size) for rule, played in plays),
+        devices_per_replica=plan.layout.size, replicas_held=whole,
+        rules=tuple(scaled(rule, played, targets, plan.layout.size, whole) for rule, played in plays),
         notes=tuple(dict.fromkeys((*notes, *said, *certainty(plan)))),
         not_modelled=(*NOT_MODELLED, *plays[0][1].found.summary.not_modelled) if plays else NOT_MODELLED,
     ), tuple(played for _, played in plays)  # fmt: skip
@@ -378,7 +390,7 @@ def _long_enough(plan: Plan, asked: Asked) -> Asked:
     rate = asked.rate_per_s or plan.workload.rate_per_s
     if asked.trace is not None or asked.number is not None or rate is None:
         return asked
-    return asked._replace(number=int(min(max(2 * asked.period_s * rate, LEAST_REQUESTS), MOST_REQUESTS)))
+    return asked._replace(number=int(min(max(2 * (asked.period_s or PERIOD_S) * rate, LEAST_REQUESTS), MOST_REQUESTS)))
 
 
 def cold_start(plan: Plan, load_Bps: float, start_up_s: float) -> float:

@@ -150,10 +150,10 @@ def capacity(
     Raises InputError for words that say no load, and for a closed loop: users that wait never are too many.
     """
     run = run or Run()
-    load, today, planned, notes = _load(plan, wanted, asked or Asked(), run.seed)
+    load, drawn, today, planned, notes = _load(plan, wanted, asked or Asked(), run.seed)
     pool, said = pool_of(plan, load)
     notes += (*said, *certainty(plan))
-    trials = Trials(pool, load, run, wanted.targets, wanted.share)
+    trials = Trials(pool, load, run, wanted.targets, wanted.share, drawn)
     blank = Capacity(
         rate_today_per_s=today, growth=wanted.growth.text, growth_factor=wanted.growth.factor,
         peak_factor=wanted.peak, rate_per_s=planned, percentile=wanted.share, ttft_target_s=wanted.targets.ttft_s,
@@ -198,8 +198,10 @@ def capacity(
     )  # fmt: skip
 
 
-def _load(plan: Plan, wanted: Wanted, asked: Asked, seed: int) -> tuple[Requests, float, float, tuple[str, ...]]:
-    """The requests, today's rate, the planned rate, and what they are in words."""
+def _load(
+    plan: Plan, wanted: Wanted, asked: Asked, seed: int
+) -> tuple[Requests, float | None, float, float, tuple[str, ...]]:
+    """The requests, the rate they were drawn at, today's rate, the planned rate, and what they are in words."""
     if asked.users is not None:
         raise InputError("a closed loop", where="capacity", expected="a rate or a trace: users that wait set their own")
     if wanted.of not in FAILURE_OF:
@@ -220,14 +222,14 @@ def _load(plan: Plan, wanted: Wanted, asked: Asked, seed: int) -> tuple[Requests
             *found.notes,
             f"the trace's {found.requests.number:,} requests, at {planned / rate:.3g} times its pace",
         )
-        return found.requests, today, planned, notes
+        return found.requests, None, today, planned, notes
     today = plan.workload.rate_per_s if today is None else today
     if today is None:
         raise InputError("no rate", where="capacity", expected="--rate or a trace: the plan was made for none")
     planned = today * wanted.peak * wanted.growth.factor
     number = asked.number or int(min(max(planned * SECONDS, LEAST_REQUESTS), MOST_REQUESTS))
     found = load_of(plan, asked._replace(number=number, rate_per_s=planned), seed)
-    return found.requests, today, planned, found.notes
+    return found.requests, planned, today, planned, found.notes
 
 
 def _never(blank: Capacity, alone: Seen, runs: int) -> Capacity:

@@ -9,50 +9,71 @@ from linkwise.core.errors import InputError
 from linkwise.plan.types import Plan
 from linkwise.simulate.of_plan import longest_of
 from linkwise.workload import lengths, traces
+from linkwise.workload.arrivals import KINDS as ARRIVALS
 from linkwise.workload.arrivals import Arrivals, times
-from linkwise.workload.lengths import Lengths
-from linkwise.workload.requests import MAX_REQUESTS, Requests, requests
+from linkwise.workload.lengths import KINDS, Lengths
+from linkwise.workload.requests import MAX_REQUESTS, Floats, Ints, Requests, requests
 
 DEFAULT_REQUESTS = 2000
 PER_USER = 10  # requests a user of a closed loop sends, where their number is not given
 LONG = ("refuse", "drop")
+# Lengths of which only the means are known: requests of equal lengths would march in step.
+SCATTERED, SCATTER = "scattered", 0.2
+SPREADS = (SCATTERED, *KINDS)
 
 
 class Asked(NamedTuple):
-    """A load in words.
+    """A load in words; None = not said.
 
-    trace: a file; without one, lengths are the plan's, arrivals at rate_per_s or a closed loop of `users`, and where
-    neither is given what the plan was made for. arrivals, spread: kinds of workload/arrivals.py and lengths.py.
-    period_s, swing: of diurnal arrivals. long: "refuse" or "drop" what is longer than the model's context.
+    trace: a file; without one, lengths are the plan's (or isl, osl), arrivals at rate_per_s or a closed loop of
+    `users`, and where neither is given what the plan was made for. arrivals: a kind of workload/arrivals.py, poisson
+    where it is not said; spread: one of SPREADS, scattered where it is not said. period_s, swing: of diurnal arrivals,
+    the period of those in two states too. long: "refuse" or "drop" what a trace has beyond the model's context.
     """
 
     trace: str | Path | None = None
     number: int | None = None
     rate_per_s: float | None = None
     users: int | None = None
-    arrivals: str = "poisson"
-    spread: str = "fixed"
-    long: str = "refuse"
-    period_s: float = 60.0
-    swing: float = 0.5
+    arrivals: str | None = None
+    spread: str | None = None
+    long: str | None = None
+    period_s: float | None = None
+    swing: float | None = None
+    isl: int | None = None
+    osl: int | None = None
 
 
 class Load(NamedTuple):
-    """Requests, the users of a closed loop (0 = they arrive as they say), and what they are in words."""
+    """Requests, the users of a closed loop (0 = they arrive as they say), and what they are in words.
+
+    rate_per_s: what arrivals were drawn at; None for a trace and a closed loop.
+    """
 
     requests: Requests
     users: int
     notes: tuple[str, ...]
+    rate_per_s: float | None = None
+
+
+def together(where: str, *pairs: tuple[str, object, str]) -> None:
+    """Refuse an option that is given where another makes it mean nothing: (option, its value, what rules it out)."""
+    for option, value, why in pairs:
+        if value not in (None, "", ()):
+            raise InputError(f"{option} {why}", where=where, expected=f"one of them, or no {option}")
 
 
 def load_of(plan: Plan, asked: Asked, seed: int = 0) -> Load:
     """The requests for a plan. Raises InputError for words that do not go together, and for requests too long."""
-    if asked.long not in LONG:
-        raise InputError(f"{asked.long[:40]!r}", where="long", expected="one of " + ", ".join(LONG))
+    for name, value, known in (
+        ("--long", asked.long, LONG), ("--arrivals", asked.arrivals, ARRIVALS), ("--lengths", asked.spread, SPREADS),
+    ):  # fmt: skip
+        if value is not None and value not in known:
+            raise InputError(f"{value[:40]!r}", where=name, expected="one of " + ", ".join(known))
     found = _asked(plan, asked, seed)
     where = "simulate" if asked.trace is None else str(asked.trace)
-    held, notes = _within(found.requests, longest_of(plan), asked.long, where)
-    return Load(held, found.users, found.notes + notes)
+    held, notes = _within(found.requests, longest_of(plan), asked, where)
+    return found._replace(requests=held, notes=found.notes + notes)
 
 
 def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
@@ -64,8 +85,14 @@ def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
             raise InputError(
                 "a trace and a rate", where="simulate", expected="one of them: a trace has its own arrivals"
             )
-        longest = longest_of(plan) if asked.long == "refuse" else None
+        why = "beside --workload: a trace has its own"
+        together(
+            "simulate", ("--isl", asked.isl, why), ("--osl", asked.osl, why), ("--lengths", asked.spread, why),
+            ("--arrivals", asked.arrivals, why), ("--period", asked.period_s, why), ("--swing", asked.swing, why),
+        )  # fmt: skip
+        longest = longest_of(plan) if asked.long != "drop" else None
         return Load(traces.load(asked.trace, most=asked.number or MAX_REQUESTS, longest=longest), users or 0, ())
+    together("simulate", ("--long", asked.long, "without --workload: lengths that are drawn fit the context"))
     if rate is None and users is None:
         rate, users = work.rate_per_s, work.concurrency if work.rate_per_s is None else None
     if rate is None and users is None:
@@ -73,30 +100,79 @@ def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
             "no load", where="simulate", expected="--rate, --concurrency or a trace: the plan was made for none"
         )
     count = asked.number or (PER_USER * users if users else DEFAULT_REQUESTS)
-    # A drawn request fits the context: neither half of it is longer than half.
-    most = longest_of(plan) // 2 if asked.spread == "lognormal" else 0
-    inputs, outputs = (
-        lengths.tokens(Lengths(mean=mean, kind=asked.spread, most=most), count, seed, stream)
-        for mean, stream in ((work.isl_tokens, 1), (work.osl_tokens, 2))
-    )
-    stream = Arrivals(rate_per_s=rate or 1.0, kind=asked.arrivals, period_s=asked.period_s, swing=asked.swing)
+    if count > MAX_REQUESTS:
+        raise InputError(f"{count:,} requests", where="simulate", expected=f"at most {MAX_REQUESTS:,}")
+    inputs, outputs, words = _lengths(plan, asked, count, seed)
+    kind = _arrivals(asked, users)
+    stream = Arrivals(rate_per_s=rate or 1.0, kind=kind, period_s=asked.period_s or 60.0, swing=_swing(asked))
     at = np.zeros(count) if users else times(stream, count, seed)
-    words = f"{users} users in a closed loop" if users else f"{asked.arrivals} arrivals at {rate:g}/s"
-    note = f"{count:,} requests, {asked.spread} lengths of {work.isl_tokens:,} in and {work.osl_tokens:,} out, {words}"
-    return Load(requests(at, inputs, outputs), users or 0, (note,))
+    words = f"{words}, {f'{users} users in a closed loop' if users else _offered(kind, rate or 1.0, at)}"
+    return Load(requests(at, inputs, outputs), users or 0, (f"{count:,} requests, {words}",), None if users else rate)
 
 
-def _within(load: Requests, longest: int, long: str, where: str) -> tuple[Requests, tuple[str, ...]]:
-    """Requests the context holds. long: what becomes of the others."""
+def _swing(asked: Asked) -> float:
+    return 0.5 if asked.swing is None else asked.swing
+
+
+def _arrivals(asked: Asked, users: int | None) -> str:
+    """The kind of arrivals, once what is said of them means something."""
+    if users:
+        why = f"beside {'--concurrency' if asked.users else f'the {users} users that the plan was made for'}"
+        why += ": users set their own arrivals"
+        together(
+            "simulate", ("--arrivals", asked.arrivals, why), ("--period", asked.period_s, why),
+            ("--swing", asked.swing, why),
+        )  # fmt: skip
+    kind = asked.arrivals or "poisson"
+    why = f"beside --arrivals {kind}, which has none"
+    together(
+        "simulate", ("--period", None if kind in ("diurnal", "mmpp") else asked.period_s, why),
+        ("--swing", None if kind == "diurnal" else asked.swing, why),
+    )  # fmt: skip
+    return kind
+
+
+def _offered(kind: str, rate: float, at: Floats) -> str:
+    """Arrivals in words; where so few requests come at another mean rate than asked, that rate too."""
+    words = f"{kind} arrivals at {rate:g}/s"
+    span = float(at[-1] - at[0]) if len(at) > 1 else 0.0
+    came = (len(at) - 1) / span if span > 0 else rate
+    return words if abs(came / rate - 1) <= OFF else f"{words} over a long time, these at {came:.3g}/s"
+
+
+OFF = 0.05  # a mean rate further off than this is said
+
+
+def _lengths(plan: Plan, asked: Asked, count: int, seed: int) -> tuple[Ints, Ints, str]:
+    """Prompts and answers, drawn, and what they are in words."""
+    kind, longest = asked.spread or SCATTERED, longest_of(plan)
+    isl, osl = asked.isl or plan.workload.isl_tokens, asked.osl or plan.workload.osl_tokens
+    words = f"{kind} lengths of {isl:,} in and {osl:,} out"
+    specs = [Lengths(mean=mean, kind=kind if kind != SCATTERED else "fixed") for mean in (isl, osl)]
+    if kind == "lognormal":  # a drawn request fits the context: neither half of it is longer than half
+        specs = [Lengths(mean=mean, kind=kind, most=longest // 2) for mean in (isl, osl)]
+    elif kind == SCATTERED:
+        # No request of the scatter is longer than the context, or than a replica's KV.
+        spare = plan.resolved.block_tokens + plan.options.mtp_tokens
+        room = min(longest, (plan.ledger.kv_tokens or longest) // plan.layout.dp_attn - spare)
+        share = min(SCATTER, max(0.0, room / (isl + osl) - 1))
+        words += f", {100 * share:.2g} % up and down" if share else ": no room to scatter them"
+        specs = [Lengths(mean=mean, kind="uniform", low=1 - share, high=1 + share) for mean in (isl, osl)]
+    inputs, outputs = (lengths.tokens(spec, count, seed, stream) for stream, spec in enumerate(specs, 1))
+    return inputs, outputs, words
+
+
+def _within(load: Requests, longest: int, asked: Asked, where: str) -> tuple[Requests, tuple[str, ...]]:
+    """Requests the context holds, and what became of the others."""
     over = load.input_tokens + load.output_tokens > longest
     if not over.any():
         return load, ()
     at = int(np.flatnonzero(over)[0])
-    if long != "drop":
+    if asked.long != "drop":
         raise InputError(
             f"request {at}: field input_tokens + output_tokens: {int(load.input_tokens[at]):,} +"
             f" {int(load.output_tokens[at]):,}", where=where, expected=f"at most the context of {longest:,} tokens",
-            hint="--long drop leaves such requests out, and says how many",
+            hint="--long drop leaves such requests out, and says how many" if asked.trace is not None else "",
         )  # fmt: skip
     keep = ~over
     if not keep.any():

@@ -30,10 +30,12 @@ def simulate(
     *,
     targets: Targets | None = None,
     notes: tuple[str, ...] = (),
+    asked_per_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Simulated:
     """What happens when these requests meet these pools. One pool serves both phases; two are prefill and decode.
 
+    asked_per_s: the rate that arrivals were drawn at, by which a load beyond what is served is told from chance.
     progress: told (requests finished, requests) now and then. Raises InputError for what no engine would accept.
     """
     run, targets = run or Run(), targets or Targets()
@@ -43,7 +45,7 @@ def simulate(
             progress(int(w.g["finished"][0]), load.number)
     if progress is not None:
         progress(load.number, load.number)
-    return ended(w, pools, run, targets, notes)
+    return ended(w, pools, run, targets, notes, asked_per_s)
 
 
 def begin(pools: Sequence[Pool], load: Requests, run: Run) -> tuple[World, Callable[[int], int]]:
@@ -61,9 +63,12 @@ def begin(pools: Sequence[Pool], load: Requests, run: Run) -> tuple[World, Calla
     return w, advance
 
 
-def ended(w: World, pools: Sequence[Pool], run: Run, targets: Targets, notes: tuple[str, ...]) -> Simulated:
+def ended(
+    w: World, pools: Sequence[Pool], run: Run, targets: Targets, notes: tuple[str, ...],
+    asked_per_s: float | None = None,
+) -> Simulated:  # fmt: skip
     """What the loop left, as figures and tables."""
-    found = summary(w, pools, run, targets, notes, NOT_MODELLED)
+    found = summary(w, pools, run, targets, notes, NOT_MODELLED, asked_per_s)
     return Simulated(found, w.request, w.log_line[: int(w.g["logged"][0])], w.slot["replica"], w)
 
 

@@ -6,9 +6,11 @@ in the last `down_window_s`. A schedule wants what its clock says.
 """
 
 import math
+import re
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from linkwise.core.errors import InputError
 from linkwise.core.files import parse_yaml_object, read_text
@@ -177,6 +179,43 @@ def _rule(one: _Rule, where: str) -> Rule:
         raise InputError(error.message, where=f"{where}: {error.where}", expected=error.expected) from None
 
 
+def typed(
+    targets: Mapping[str, float | None], times: str, limits: Mapping[str, Any], calmed: Mapping[str, Any]
+) -> list[Rule]:
+    """Rules of options: a target by measure, a schedule, and by option's name limits of all and what calms targets.
+
+    Raises InputError for an option that no rule reads: those of a file have their own.
+    """
+    measures = {name: value for name, value in targets.items() if value is not None}
+    for options, read in ((limits, bool(measures) or bool(times)), (calmed, bool(measures))):
+        given = [name for name, value in options.items() if value not in (None, "")]
+        if given and not read:
+            rule = "a rule as an option: --target-outstanding, --target-kv or --target-waiting"
+            raise InputError(
+                f"{given[0]} without a rule of an option that it is for", where="autoscale",
+                expected=rule + (" or --schedule" if options is limits else ""),
+                hint="a rule of a file has fields of its own for it",
+            )  # fmt: skip
+    for name in ("--max", "--start"):  # 0 is for files, where it stands for "not said"
+        if limits[name] is not None and limits[name] < 1:
+            raise InputError(f"{limits[name]}", where=name, expected="1 or more replicas")
+    fields = {
+        "least": limits["--min"], "most": limits["--max"], "start": limits["--start"],
+        "every_s": parse_time(limits["--every"], where="--every") if limits["--every"] else None,
+    }  # fmt: skip
+    calm = {
+        "up_window_s": seconds(calmed["--up-window"], "--up-window") if calmed["--up-window"] else None,
+        "down_window_s": seconds(calmed["--down-window"], "--down-window") if calmed["--down-window"] else None,
+        "tolerance": calmed["--tolerance"],
+    }
+    shared = {name: value for name, value in fields.items() if value is not None}
+    more = shared | {name: value for name, value in calm.items() if value is not None}
+    found = [Rule(name=f"{name} {value:g}", measure=name, target=value, **more) for name, value in measures.items()]
+    if times:
+        found.append(Rule(name="schedule", measure="schedule", schedule=schedule(times), **shared))
+    return found
+
+
 def schedule(text: str) -> tuple[tuple[float, int], ...]:
     """Replicas by time as typed: 0h=2,8h=6,19h=3."""
     found = {}
@@ -188,8 +227,16 @@ def schedule(text: str) -> tuple[tuple[float, int], ...]:
     return tuple(sorted(found.items()))
 
 
+_NOTHING = re.compile(r"0+(\.0*)?(us|ms|s|m|min|h|d)?", re.ASCII)
+
+
 def seconds(text: str, where: str, otherwise: float = 0.0) -> float:
     """A time that may be nothing: "0", "0s" or "15s"; `otherwise` where none is given."""
     if not text:
         return otherwise
-    return 0.0 if text.strip() in ("0", "0s", "0m", "0h") else parse_time(text, where=where)
+    if _NOTHING.fullmatch(text.strip()):
+        return 0.0
+    try:
+        return parse_time(text, where=where)
+    except InputError as error:
+        raise InputError(error.message, where=where, expected="a time with a unit, such as 15s, or 0") from None

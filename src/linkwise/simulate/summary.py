@@ -6,12 +6,13 @@ import numpy as np
 
 from linkwise.simulate import state
 from linkwise.simulate.rules import Pool, Run
+from linkwise.simulate.saturation import refusals, saturation
 from linkwise.simulate.state import Array, World
 from linkwise.simulate.types import PoolUse, Split, Spread, Summary
 from linkwise.workload.types import Targets
 
-# Beyond this share of what arrives in the second half of the arrivals, a backlog that grows is no accident.
-GROWTH = 0.05
+QUEUED = 1.0  # requests that wait in front of each replica, mean over time: from here on a pool queues
+FULL = 0.9  # of what a pool holds or does: from here on it has no room
 
 
 def spread(values: Array) -> Spread | None:
@@ -50,8 +51,10 @@ def _gaps(counts: Array) -> Spread | None:
 
 
 def summary(
-    w: World, pools: Sequence[Pool], run: Run, targets: Targets, notes: tuple[str, ...], not_modelled: tuple[str, ...]
-) -> Summary:
+    w: World, pools: Sequence[Pool], run: Run, targets: Targets, notes: tuple[str, ...], not_modelled: tuple[str, ...],
+    asked_per_s: float | None = None,
+) -> Summary:  # fmt: skip
+    """asked_per_s: the rate that arrivals were drawn at, None where nobody says."""
     g, every = w.g[0], w.request
     done = every[every["status"] == state.DONE]
     begin = float(every["arrival"].min())
@@ -65,7 +68,8 @@ def summary(
     if targets.tpot_s is not None:
         inside[several] &= tpot <= targets.tpot_s
     use = tuple(_use(w, number, pool, span) for number, pool in enumerate(pools))
-    saturated, why = _saturation(every, run)
+    tpot_share = float(tpot.mean()) / targets.tpot_s if targets.tpot_s and len(tpot) else 0.0
+    why = saturation(every, asked_per_s) if not run.users else refusals(every)
     refused, lost, unmoved = (int((every["status"] == s).sum()) for s in (state.REFUSED, state.LOST, state.UNMOVED))
     per_s = 1 / span if span else 0.0
     return Summary(
@@ -77,7 +81,8 @@ def summary(
         pools=use, steps=int(g["steps"]), events=int(g["events"]), prefill_tokens=int(g["prefilled"]),
         cached_tokens=int(g["hits"]), recomputed_tokens=int(g["recomputed"]), decode_tokens=int(g["decoded"]),
         preemptions=int(g["preempted"]), retries=int(g["retries"]), in_system_s=float(g["area"]),
-        saturated=saturated, saturation=why, starving=_starving(use), notes=notes, not_modelled=not_modelled,
+        saturated=bool(why), saturation=why,
+        starving=_starving(use, tpot_share), notes=notes, not_modelled=not_modelled,
     )  # fmt: skip
 
 
@@ -90,13 +95,27 @@ def _use(w: World, number: int, pool: Pool, span: float) -> PoolUse:
     # A lane's integral ends where its blocks last changed.
     size = int(w.pool["hash_blocks"][number])
     area = lanes["area"] + (blocks - lanes["free"] - lanes["cached"] * size) * (end - lanes["since"])
+    waits, runs = _stays(w.request, pool.role)
+    places = len(lanes) * pool.rules.max_seqs
     return PoolUse(
         role=pool.role, label=pool.label, replicas=pool.replicas, steps=int(mine["steps"].sum()),
         busy=busy / (stages * pool.replicas * span) if span else 0.0,
         bubble=max(0.0, 1 - busy / (stages * active)) if active else 0.0,
         kv_mean=float(area.sum()) / (len(lanes) * blocks * span) if span else 0.0,
-        kv_peak=1 - int(lanes["least_free"].min()) / blocks,
+        kv_peak=1 - int(lanes["least_free"].min()) / blocks, waiting=waits / span if span else 0.0,
+        rows=min(1.0, runs / (places * span)) if span else 0.0,
     )  # fmt: skip
+
+
+def _stays(every: Array, role: str) -> tuple[float, float]:
+    """Request-seconds in front of a pool and in it, of requests that were served."""
+    done = every[every["status"] == state.DONE]
+    if role == "both":
+        return float((done["start"] - done["arrival"]).sum()), float((done["end"] - done["start"]).sum())
+    moved = done[done["source"] >= 0]
+    if role == "prefill":
+        return float((done["start"] - done["arrival"]).sum()), float((done["prefilled"] - done["start"]).sum())
+    return float((moved["reserved"] - moved["prefilled"]).sum()), float((moved["end"] - moved["reserved"]).sum())
 
 
 def _split(done: Array) -> Split | None:
@@ -114,32 +133,17 @@ def _split(done: Array) -> Split | None:
     )  # fmt: skip
 
 
-def _saturation(every: Array, run: Run) -> tuple[bool, str]:
-    """Whether requests pile up while they arrive, or are refused: (yes, what was seen)."""
-    refused = int((every["status"] == state.REFUSED).sum())
-    if refused:
-        return True, f"{refused:,} of {len(every):,} requests were refused: queues were full"
-    arrivals = np.sort(every["arrival"])
-    last, first = float(arrivals[-1]), float(arrivals[0])
-    if run.users or last <= first or len(every) < 20:
-        return False, ""
-    half = (first + last) / 2
-    ends = np.sort(every["end"])
-    arrived = len(arrivals) - int(np.searchsorted(arrivals, half, "right"))
-    ended = int(np.searchsorted(ends, last, "right") - np.searchsorted(ends, half, "right"))
-    growth = arrived - ended
-    # Counts of a steady stream scatter by their root: three of those, and a share, are needed to call it growth.
-    if growth > max(GROWTH * arrived, 3 * float(np.sqrt(2 * arrived))):
-        return True, (
-            f"in the second half of the arrivals {arrived:,} requests came and {ended:,} ended: the load is about"
-            f" {arrived / max(1, ended):.2f} times what is served"
-        )
-    return False, ""
+def _starving(use: tuple[PoolUse, ...], tpot_share: float) -> str:
+    """The pool that has room while work queues in front of the other; "" when neither queues, or both are full.
 
-
-def _starving(use: tuple[PoolUse, ...]) -> str:
-    """The pool that is idle while the other is busy, "" when neither is by much."""
+    A decode pool always computes: how full it is, is what it holds of its blocks and rows, and how near its tokens come
+    to their target (tpot_share: mean over target, 0 without one).
+    """
     if len(use) < 2:
         return ""
-    idle, other = sorted(use, key=lambda u: u.busy)
-    return idle.role if other.busy > 0.05 and idle.busy < 0.7 * other.busy else ""
+    prefill, decode = use
+    full = prefill.busy, max(decode.kv_mean, decode.rows, tpot_share)
+    queues = [pool.waiting >= QUEUED * pool.replicas for pool in use]
+    if queues[0] and full[1] < FULL:
+        return decode.role
+    return prefill.role if queues[1] and full[0] < FULL else ""

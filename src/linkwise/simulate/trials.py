@@ -33,11 +33,15 @@ class Seen(NamedTuple):
 class Trials:
     """Runs of a pool under these requests, sped up or slowed down. share: the percentile, 0.99 = 99 of 100 requests.
 
-    runs: how many were made; one asked for again is not made again.
+    drawn_per_s: the rate that they were drawn at, None for a trace. runs: how many were made; one asked for again
+    is not made again.
     """
 
-    def __init__(self, pool: Pool, load: Requests, run: Run, targets: Targets, share: float) -> None:
+    def __init__(
+        self, pool: Pool, load: Requests, run: Run, targets: Targets, share: float, drawn_per_s: float | None = None
+    ) -> None:
         self._pool, self._load, self._run, self._targets, self._share = pool, load, run, targets, share
+        self._drawn = drawn_per_s is not None
         self._rate = rate_of(load)
         self._seen: dict[tuple[int, float], Seen] = {}
 
@@ -67,7 +71,8 @@ class Trials:
 
     def _simulated(self, replicas: int, rate: float, run: Run) -> Simulated:
         quick = self._load._replace(arrival_s=np.multiply(self._load.arrival_s, self._rate / rate))
-        return simulate([self._pool._replace(replicas=replicas)], quick, run)
+        asked = rate if self._drawn else None
+        return simulate([self._pool._replace(replicas=replicas)], quick, run, asked_per_s=asked)
 
     def _judged(self, found: Simulated) -> Seen:
         kept = measured(found.requests)
@@ -105,7 +110,11 @@ def rate_of(load: Requests) -> float:
 
 
 def smallest(holds: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The smallest of 1..most that holds, where all above it do too; None when `most` does not."""
+    """The smallest of 1..most that holds, the one above it too; None when `most` does not.
+
+    More replicas may do worse than fewer, where their requests fall in step: a number that holds by such a chance alone
+    is passed over.
+    """
     low, high = 0, min(max(1, start), most)  # low does not hold
     while not holds(high):
         if high == most:
@@ -115,7 +124,11 @@ def smallest(holds: Callable[[int], bool], start: int, most: int) -> int | None:
         # Close below the start first: the closed form is rarely far off.
         middle = (low + high) // 2 if low or high <= 2 else max(1, high * 3 // 4)
         low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    while high < most and not holds(high + 1):
+        high += 2
+        while high < most and not holds(high):
+            high += 1
+    return high if high < most or holds(most) else None
 
 
 def most_rate(holds: Callable[[float], bool], start: float) -> float:

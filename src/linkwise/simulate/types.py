@@ -24,7 +24,9 @@ class PoolUse(Frozen, frozen=True, kw_only=True):
     """What a pool's replicas did over the run.
 
     busy: mean share of time in which a pipeline stage computes. bubble: share of stage time idle while a step is under
-    way somewhere in the group. kv_mean, kv_peak: share of KV blocks in use by requests, over time and the fullest lane.
+    way somewhere in the group. kv_mean, kv_peak: share of KV blocks in use by requests, over time and at the fullest.
+    waiting: requests in front of the pool, mean over time: for their first step, or for a decode pool's blocks and
+    rows. rows: share of the requests its engine takes at once that it has, mean over time.
     """
 
     role: str
@@ -35,6 +37,8 @@ class PoolUse(Frozen, frozen=True, kw_only=True):
     bubble: float
     kv_mean: float
     kv_peak: float
+    waiting: float
+    rows: float
 
 
 class Split(Frozen, frozen=True, kw_only=True):
@@ -57,7 +61,8 @@ class Summary(Frozen, frozen=True, kw_only=True):
     queue. lost: with a replica, or in transfer (unmoved). itl: gaps between tokens, in bins of 1.6 %.
     prefill_tokens: computed, with those computed again (recomputed_tokens); cached_tokens: found in prefix caches.
     in_system_s: requests in the system, integrated over time. saturated: load beyond what the pools serve; saturation
-    says what was seen. starving: the pool that waits for the other. trust: how far the means of TTFT and TPOT can be
+    says what was seen. starving: the pool that has
+    room while requests wait in front of the other, "" for none. trust: how far the means of TTFT and TPOT can be
     trusted.
     """
 

@@ -1,0 +1,112 @@
+"""Words that do not go together are refused, both named; lengths of which only the means are known scatter."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.test_cli import Shell
+
+pytest.importorskip("numba")
+
+import linkwise as package
+from linkwise.core.errors import InputError
+
+PLAN = "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s -o p.json"
+
+
+@pytest.fixture
+def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(capsys, tmp_path)
+    assert shell(PLAN).code == 0
+    rows = "\n".join(f"{i * 0.5},1000,50" for i in range(40))
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    return shell
+
+
+LOAD = [
+    ("--workload t.csv --isl 100", "--isl beside --workload"),
+    ("--workload t.csv --osl 100", "--osl beside --workload"),
+    ("--workload t.csv --lengths fixed", "--lengths beside --workload"),
+    ("--workload t.csv --arrivals even", "--arrivals beside --workload"),
+    ("--long drop", "--long without --workload"),
+]
+
+
+@pytest.mark.parametrize("command", ["simulate", "capacity", "autoscale"])
+@pytest.mark.parametrize(("words", "said"), LOAD)
+def test_a_load_is_said_once(linkwise: Shell, command: str, words: str, said: str) -> None:
+    more = " --target-outstanding 8 --cold-start 20s" if command == "autoscale" else ""
+    ran = linkwise(f"{command} p.json {words}{more}")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("simulate p.json --think 1s", "--think without --concurrency"),
+        ("simulate p.json --concurrency 4 --arrivals even", "--arrivals beside --concurrency"),
+        ("simulate p.json --recovery drop", "--recovery without --fault"),
+        ("simulate p.json --steps 10", "--steps without --timeline"),
+        ("simulate p.json --concurrency 20000000", "1..2000000"),
+        ("capacity p.json --failures 0 --failure-of node", "--failure-of with --failures 0"),
+        ("autoscale p.json --steps 10 --target-kv 0.5 --cold-start 1s", "--steps without --timeline"),
+        ("autoscale p.json --swing 0.5 --arrivals even --target-kv 0.5 --cold-start 1s", "--swing beside --arrivals"),
+        ("autoscale p.json --period 1h --workload t.csv --target-kv 0.5 --cold-start 1s", "--period beside"),
+        ("autoscale p.json --start-up 9s --target-kv 0.5 --cold-start 1s", "--start-up without --load-rate"),
+        ("autoscale p.json --max 0 --target-kv 0.5 --cold-start 1s", "--max: 0; expected 1 or more"),
+        ("autoscale p.json --tolerance 0.5 --schedule 0h=1 --cold-start 1s", "--tolerance without a rule"),
+        ("autoscale p.json --rule r.yaml --max 2 --cold-start 1s", "--max without a rule"),
+        ("autoscale p.json --target-kv 0.5 --cold-start soon", "a time with a unit, such as 15s, or 0"),
+    ],
+)
+def test_an_option_that_would_mean_nothing_is_refused(linkwise: Shell, words: str, said: str) -> None:
+    rule = "schema: linkwise.scaling/1\nrules:\n  - {outstanding: 8}\n"
+    (linkwise.folder / "r.yaml").write_text(rule)
+    ran = linkwise(words)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_the_call_refuses_what_the_command_does(linkwise: Shell) -> None:
+    for words in ({"recovery": "drop"}, {"think": 1.0}, {"long": "drop"}, {"workload": "t.csv", "isl": 5}):
+        with pytest.raises(InputError):
+            package.simulate("p.json", **words)
+
+
+def test_lengths_scatter_unless_they_are_said_to_be_fixed(linkwise: Shell) -> None:
+    files = pytest.importorskip("pyarrow.parquet")
+    ran = linkwise("simulate p.json --requests 2000 --parquet r.parquet")
+    assert "scattered lengths of 1,000 in and 100 out, 20 % up and down" in " ".join(ran.out.split())
+    found = files.read_table(linkwise.folder / "r.parquet").to_pydict()["input_tokens"]
+    # Uniform over 800..1,200: a standard error of 116 / sqrt(2,000) = 2.6 tokens.
+    assert 800 <= min(found) < 803
+    assert 1197 < max(found) <= 1200
+    assert sum(found) / 2000 == pytest.approx(1000, abs=4 * 2.6)
+    fixed = linkwise("simulate p.json --requests 50 --lengths fixed")
+    assert "fixed lengths of 1,000 in and 100 out" in fixed.out
+    # A context that holds the mean and 5 % more: they scatter by those.
+    tight = linkwise("simulate p.json --requests 50 --isl 124732 --osl 100")
+    assert "5 % up and down" in " ".join(tight.out.split())
+
+
+def test_a_mean_rate_that_few_requests_miss_is_said(linkwise: Shell) -> None:
+    out = " ".join(linkwise("simulate p.json --requests 300 --arrivals mmpp").out.split())
+    assert "mmpp arrivals at 5/s over a long time, these at" in out
+
+
+def test_a_rule_may_have_no_more_replicas_than_there_are(linkwise: Shell) -> None:
+    words = "--rate 5/s --requests 200 --target-outstanding 8 --cold-start 0s --max 8"
+    ran = linkwise(f"autoscale p.json {words}")
+    assert ran.code == 0
+    assert "CAPPED     outstanding 8: 8 replicas at most were asked for, the cluster holds 2" in ran.out
+    value = json.loads(linkwise(f"autoscale p.json {words} --json").out)
+    assert (value["replicas_held"], value["rules"][0]["capped"]) == (2, 8)
+
+
+def test_rules_under_a_load_beyond_the_devices_are_a_no(linkwise: Shell) -> None:
+    ran = linkwise("autoscale p.json --rate 400/s --requests 3000 --target-outstanding 8 --cold-start 1s")
+    assert ran.code == 1
+    assert "SATURATED  outstanding 8" in ran.out
