@@ -53,8 +53,9 @@ def manifest(
     image: str = "",
     router_image: str = "",
     cluster_topology: str = "",
+    start_s: float = 3600.0,
 ) -> "tuple[str, Prepared]":
-    """Kubernetes manifests (YAML) for a plan or a handoff, and what was asked of the engine.
+    """Kubernetes manifests (YAML) for a plan or a handoff, and what was asked of the engine, with notes on both.
 
     kind: lws, llm-d or dynamo. Other arguments as the command's options. Raises as `launch`.
     """
@@ -63,12 +64,14 @@ def manifest(
 
     engine = engine or ("dynamo" if kind == "dynamo" else "")
     found = _prepared(
-        source, engine=engine, weights=weights, called=name, interface=interface, extra=_split(engine_args)
-    )
+        source, engine=engine, weights=weights, called=name, interface=interface, extra=_split(engine_args),
+        start_s=start_s,
+    )  # fmt: skip
     plain = re.sub(r"[^a-z0-9]+", "-", found.asked.called.lower()).strip("-")[:40].strip("-")
     called = plain if plain[:1].isalpha() else f"m-{plain}"[:40].strip("-")
     cast = Cast(called, image, router_image, cluster_topology)
-    return registry.manifest(kind, found.asked, found.launcher, cast), found
+    made = registry.manifest(kind, found.asked, found.launcher, cast)
+    return made.text, found._replace(notes=made.notes)
 
 
 def _split(text: str) -> tuple[str, ...]:

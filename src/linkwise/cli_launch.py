@@ -54,8 +54,12 @@ def launch(
         str, typer.Option(help="a group without a token for so long is lost", rich_help_panel=_START, metavar="TIME")
     ] = "30s",
     start_timeout: Annotated[
-        str, typer.Option(help="how long a group may take until it serves; routers wait as long", metavar="TIME")
-    ] = "30min",
+        str,
+        typer.Option(
+            help="how long a group may take until it serves; routers wait as long; left out: 30min, pods 1h",
+            metavar="TIME",
+        ),
+    ] = "",
     kubernetes: Annotated[
         str, typer.Option(help="manifests, no scripts: lws, llm-d or dynamo", metavar="KIND", rich_help_panel=_K8S)
     ] = "",
@@ -75,6 +79,7 @@ def launch(
     """A plan as what people run in production. Exit code 1: the engine cannot express it."""
     from linkwise import api_launch
 
+    start_timeout = start_timeout or ("1h" if kubernetes else "30min")
     rules, bound_s = _rules(on_fault, start_timeout), parse_time(timeout, where="--timeout")
     if start or route:
         _needs()
@@ -94,6 +99,7 @@ def launch(
             output, *api_launch.manifest(
                 given, kubernetes, engine=engine, weights=weights, name=name, interface=interface,
                 engine_args=engine_args, image=image, router_image=router_image, cluster_topology=cluster_topology,
+                start_s=rules.start_s,
             )
         )  # fmt: skip
     if image or router_image or cluster_topology:
@@ -121,7 +127,7 @@ def _manifest(output: Path, text: str, found: "Prepared") -> int:
     from linkwise.launch.write import write_manifest
 
     path = write_manifest(text, output)
-    _say(found.differs, ())
+    _say(found.differs, found.notes)
     streams.write(f"written    {path}\nstart      kubectl apply -f {path}")
     return cli_base.YES
 

@@ -169,10 +169,10 @@ def test_a_compose_file(tmp_path: Path) -> None:
 def test_what_we_write_is_read_back(tmp_path: Path, kind: str, launcher: str) -> None:
     rows = [range(n * 16, (n + 1) * 16) for n in range(2)]
     given = asked("llama-3.3-70b", "vllm", rows, Layout(tp=8, pp=2))
-    path = read(tmp_path, registry.manifest(kind, given, launchers.get(launcher), CAST))
+    path = read(tmp_path, registry.manifest(kind, given, launchers.get(launcher), CAST).text)
     one = choose(load(path), "", str(path))
     assert (one.parse().layout, one.parse().replicas, one.devices) == (Layout(tp=8, pp=2), 2, 16)
-    path = read(tmp_path, registry.manifest(kind, pools(), launchers.get(launcher), CAST))
+    path = read(tmp_path, registry.manifest(kind, pools(), launchers.get(launcher), CAST).text)
     found = {one.name.removeprefix("it-"): one.parse() for one in load(path)}
     assert {name: (p.layout, p.replicas) for name, p in found.items()} == {
         "prefill": (Layout(tp=4), 2), "decode": (Layout(tp=8), 1),

@@ -28,14 +28,34 @@ CAST = Cast("it", "an/image:1", "a/router:1", "topo")
 
 
 def made(given: Asked, kind: str = "lws", launcher: str = "", cast: Cast = CAST) -> list[dict[str, Any]]:
-    text = registry.manifest(kind, given, launchers.get(launcher or given.engine.name), cast)
+    text = registry.manifest(kind, given, launchers.get(launcher or given.engine.name), cast).text
     return list(yaml.safe_load_all(text))
+
+
+def kubelet(container: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as kubelet gives them on: k8s.io/kubernetes third_party/forked/golang/expansion, one sign at a time."""
+
+    def expanded(text: str) -> str:
+        made, at = "", 0
+        while at < len(text):
+            if text[at] == "$" and at + 1 < len(text):
+                if text[at + 1] == "$":
+                    made, at = made + "$", at + 2
+                    continue
+                if text[at + 1] == "(" and ")" in text[at:]:
+                    end = text.index(")", at)
+                    made, at = made + f"<{text[at + 2 : end]}>", end + 1
+                    continue
+            made, at = made + text[at], at + 1
+        return made
+
+    return container | {"args": [expanded(one) for one in container["args"]]}
 
 
 def pod_words(container: dict[str, Any], **environment: str) -> list[str]:
     """What the container's shell would start, Kubernetes' own expansion done first."""
-    (script,) = container["args"]
-    text = script.replace("$$(", "$(").replace("exec ", "printf '%s\\n' ", 1)
+    (script,) = kubelet(container)["args"]
+    text = script.replace("exec ", "printf '%s\\n' ", 1)
     ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env=os.environ | environment)
     return ran.stdout.splitlines()
 
@@ -141,7 +161,7 @@ def test_what_pods_cannot_keep_is_refused() -> None:
     with pytest.raises(InputError, match="lws, llm-d, dynamo"):
         made(one, "helm")
     with pytest.raises(InputError, match="no image"):
-        made(one, cast=Cast("it", ""))
+        made(asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8), on="8xmi300x"), cast=Cast("it", ""))
 
 
 def pools(on: str = "8x8xh100-sxm") -> Asked:
@@ -196,9 +216,11 @@ def test_a_dynamo_graph() -> None:
     assert names["prefill"]["replicas"] == 2
     main = names["decode"]["podTemplate"]["spec"]["containers"][0]
     assert (main["name"], main["resources"]["limits"]) == ("main", {"nvidia.com/gpu": "8"})
-    words = pod_words(main, POD_IP="x")
-    assert words[:3] == ["python3", "-m", "dynamo.vllm"]
-    assert words[words.index("--disaggregation-mode") + 1] == "decode"
+    # The operator adds flags behind the last argument: no shell may stand before it.
+    assert main["command"] == ["python3", "-m", "dynamo.vllm"]
+    assert main["args"][:2] == ["--model", "models/it"]
+    assert main["args"][main["args"].index("--disaggregation-mode") + 1] == "decode"
+    assert "annotations" not in names["decode"]["podTemplate"].get("metadata", {})
     wide = asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8), on="18x4xgb200")
     (graph,) = made(wide, "dynamo", "dynamo")
     assert graph["spec"]["topologyConstraint"] == {"clusterTopologyName": "topo"}
@@ -206,7 +228,8 @@ def test_a_dynamo_graph() -> None:
     assert worker["multinode"] == {"nodeCount": 2}
     assert worker["topologyConstraint"] == {"packDomain": "rack"}
     # What several nodes need to find each other is the operator's.
-    assert not {"--nnodes", "--master-addr"} & set(pod_words(worker["podTemplate"]["spec"]["containers"][0]))
+    assert not {"--nnodes", "--master-addr"} & set(worker["podTemplate"]["spec"]["containers"][0]["args"])
+    assert worker["podTemplate"]["metadata"]["annotations"] == {"nvidia.com/vllm-distributed-executor-backend": "mp"}
     with pytest.raises(InputError, match="cluster-topology"):
         made(wide, "dynamo", "dynamo", Cast("it", "an/image:1"))
 
@@ -223,10 +246,73 @@ def test_settings_files_are_mounted() -> None:
 
 
 def test_neither_kubernetes_nor_the_shell_expands_names() -> None:
-    given = asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8))._replace(weights="$(POD_IP) $(touch gone) `id`")
+    name = "$(POD_IP) $$(POD_IP) a$$b $(touch gone) `id` $"
+    given = asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8))._replace(weights=name)
     workers, _ = made(given)
     (container,) = lws_pods(workers["spec"])
-    assert pod_words(container, POD_IP="10.0.0.1")[2] == "$(POD_IP) $(touch gone) `id`"
+    assert pod_words(container, POD_IP="10.0.0.1")[2] == name
+    (graph,) = made(given, "dynamo", "dynamo")
+    main = graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
+    assert kubelet(main)["args"][1] == name
+
+
+def test_the_service_has_a_name_of_its_own() -> None:
+    # LeaderWorkerSet's controller makes a headless service with the set's name (CreateHeadlessServiceIfNotExists).
+    for given in (asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8)), pools()):
+        found = made(given)
+        taken = {m["metadata"]["name"] for m in found if m["kind"] == "LeaderWorkerSet"}
+        services = [m["metadata"]["name"] for m in found if m["kind"] == "Service"]
+        assert services == ["it-front"]
+        assert not taken & set(services)
+
+
+def test_a_pod_is_told_its_own_address_where_it_is_one_of_several() -> None:
+    wide = asked("llama-3.3-70b", "vllm", [range(16)], Layout(tp=8, pp=2))
+    (workers, _) = made(wide)
+    own = {"fieldRef": {"fieldPath": "status.podIP"}}
+    for container in lws_pods(workers["spec"]):
+        environment = {e["name"]: e for e in container["env"]}
+        assert environment["VLLM_HOST_IP"]["valueFrom"] == own
+        assert "POD_IP" not in environment
+    (workers, _) = made(asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8)))
+    (container,) = lws_pods(workers["spec"])
+    assert [e["name"] for e in container["env"]] == ["HF_TOKEN"]
+
+
+def test_what_the_cluster_has_to_add_is_said() -> None:
+    def said(given: Asked, kind: str = "lws") -> str:
+        return "\n".join(registry.manifest(kind, given, launchers.get(given.engine.name), CAST).notes)
+
+    one = said(asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8)))
+    assert "requests go to Service it-front" in one
+    assert "HF_TOKEN" in one and "RDMA" not in one and "ComputeDomain" not in one
+    wide = said(asked("llama-3.3-70b", "vllm", [range(16)], Layout(tp=8, pp=2)))
+    assert "RDMA" in wide and "ComputeDomain" not in wide
+    assert "ComputeDomain" in said(asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8), on="18x4xgb200"))
+    assert "RDMA" in said(pools(), "llm-d")
+    at_path = asked("llama-3.3-70b", "vllm", [range(8)], Layout(tp=8))._replace(weights="/models/it")
+    assert "no volume is mounted" in said(at_path) and "HF_TOKEN" not in said(at_path)
+    (workers, _) = made(at_path)
+    assert "env" not in lws_pods(workers["spec"])[0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "around", "image"),
+    [
+        ("vllm", "0.32", "", "vllm/vllm-openai:v0.32.0"),
+        ("trtllm", "1.2", "", "nvcr.io/nvidia/tensorrt-llm/release:1.2.0"),
+        ("vllm", "0.16.0", "dynamo", "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.0.1"),
+        ("vllm", "0.32", "dynamo", "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.7.0 holds vllm 0.33.0"),
+        ("sglang", "0.5.10", "dynamo", "nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.1.1"),
+        ("vllm", "0.99", "dynamo", "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.7.0 holds vllm 0.33.0"),
+    ],
+)
+def test_images_are_those_their_makers_publish(engine: str, version: str, around: str, image: str) -> None:
+    # docs.nvidia.com/dynamo, release artifacts: vLLM 0.16.0 in 1.0.1, 0.33.0 in 1.7.0; SGLang 0.5.10.post1 in 1.1.1.
+    given = asked("llama-3.3-70b", engine, [range(8)], Layout(tp=8), version=version)
+    written = registry.manifest(around or "lws", given, launchers.get(around or engine), Cast("it", ""))
+    assert f"image: {image.split(' ', 1)[0]}\n" in written.text
+    assert (image in "\n".join(written.notes)) == (" holds " in image)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +347,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     found = list(yaml.safe_load_all((tmp_path / "k" / "manifest.yaml").read_text()))
     assert [m["kind"] for m in found] == ["LeaderWorkerSet", "Service"]
     assert found[0]["metadata"]["name"] == "llama-3-3-70b"
-    assert linkwise("launch p.json --kubernetes dynamo -o k").code == 2
+    probe = found[0]["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["failureThreshold"] * probe.get("periodSeconds", 10) == 3600
+    ran = linkwise("launch p.json --kubernetes dynamo -o k")
+    # Dynamo's operator says where discovery is (component_common.go), so nothing is left to set.
+    assert (ran.code, "ETCD" in ran.err) == (0, False)
+    assert linkwise("launch p.json --engine dynamo -o d").code == 0
+    assert "note: Dynamo's processes find each other" in linkwise("launch p.json --engine dynamo -o d").err
     assert linkwise("launch p.json --kubernetes dynamo --image a/b:1 -o k").code == 0
     assert linkwise("launch p.json --kubernetes lws --hosts a,b -o k").code == 2
     assert linkwise("launch p.json --image a/b:1 -o d").code == 2

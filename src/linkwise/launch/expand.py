@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_KUBERNETES = re.compile(rf"\$\$\(|\$\(({_NAME})\)")
+_KUBERNETES = re.compile(rf"\$\$|\$\(({_NAME})\)")
 _SHELL = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?::?-([^}}]*))?\}})")
 _SUM = re.compile(r"\$\(\(([^()]{1,200})\)\)")
 _TOKEN = re.compile(rf"\s*(?:(\d{{1,9}})|\$?\{{?({_NAME})(?::-(\d{{1,9}}))?\}}?|([-+*/]))")
@@ -17,11 +17,11 @@ _MOST_CHARS = 100_000
 
 
 def by_kubernetes(text: str, variables: Mapping[str, str]) -> str:
-    """$(NAME) as kubelet expands it in commands and arguments; $$( is the text $(."""
+    """$(NAME) as kubelet expands it in commands and arguments; two signs are one."""
 
     def found(match: re.Match[str]) -> str:
         if match[1] is None:
-            return "$("
+            return "$"
         return variables.get(match[1], match[0])
 
     return _KUBERNETES.sub(found, text[:_MOST_CHARS])

@@ -4,7 +4,7 @@ from linkwise.core.errors import InputError, Refused
 from linkwise.launch.base import Asked, Launcher
 from linkwise.launch.kubernetes import pods, schema
 from linkwise.launch.kubernetes.pods import PORT, Cast
-from linkwise.launch.scripts import line
+from linkwise.launch.types import STAND_IN
 
 RACK = "rack"  # the level of the ClusterTopology that stands for scale-up domains
 
@@ -55,27 +55,35 @@ def _frontend(cast: Cast, several: bool) -> schema.Component:
 
 
 def _component(one: pods.Set, cast: Cast, asked: Asked) -> schema.Component:
-    """A pool. The command is one node's, without the flags for several: the operator writes those."""
+    """A pool. The command is one node's, without the flags for several: the operator writes those, behind the last of
+    `args`, so no shell stands before it (backend_vllm.go, backend_sglang.go: injectFlagsIntoContainerCommand)."""
     words = _without_nodes(one.processes[0].command)
+    if any(STAND_IN.search(word) for word in words):
+        raise Refused(f"{one.name}: its command names a node's address", where="--kubernetes dynamo")
     env = tuple(e for e in pods.environment(one) if not e.name.startswith("DYN_"))
     main = schema.Container(
         name="main",
         image=cast.image,
-        command=("bash", "-c"),
-        args=(f"exec {line(words, {one.processes[0].node: 'POD_IP'})}".replace("$(", "$$("),),
+        command=words[:_PROGRAM],
+        args=tuple(pods.escaped(word) for word in words[_PROGRAM:]),
         env=env,
         resources=schema.Resources(limits={pods.gpu_resource(asked): str(one.devices)}),
     )
+    # Older operators choose Ray, which decides itself which rank of a group takes which device.
+    native = asked.engine.name == "vllm" and one.size > 1
+    meta = schema.Metadata(annotations={_EXECUTOR: "mp"}) if native else None
     return schema.Component(
         name="worker" if one.role == "both" else one.role,
         type="worker" if one.role == "both" else one.role,  # type: ignore[arg-type]
         replicas=one.replicas,
         multinode=schema.Multinode(node_count=one.size) if one.size > 1 else None,
         topology_constraint=schema.PackDomain(pack_domain=RACK) if one.block else None,
-        pod_template=schema.PodTemplate(spec=schema.PodSpec(containers=(main,))),
+        pod_template=schema.PodTemplate(metadata=meta, spec=schema.PodSpec(containers=(main,))),
     )
 
 
+_PROGRAM = 3  # words of python3 -m dynamo.ENGINE
+_EXECUTOR = "nvidia.com/vllm-distributed-executor-backend"  # of the pods (operator, internal/consts)
 _OF_NODES = {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--dist-init-addr"}
 
 

@@ -17,13 +17,14 @@ def manifests(asked: Asked, launcher: Launcher, cast: Cast) -> tuple[schema.Mani
         found.append(pods.lws(one, cast, asked, {"app": one.name}))
     if len(sets) == 1:
         leaders = {f"{LWS}/name": cast.name, f"{LWS}/worker-index": "0"}
-        return (*found, _service(cast.name, leaders))
+        return (*found, _service(cast, leaders))
     return (*found, *_router(asked, launcher, cast, sets))
 
 
-def _service(name: str, selector: dict[str, str]) -> schema.Service:
+def _service(cast: Cast, selector: dict[str, str]) -> schema.Service:
+    """Where requests go. A set's own name is taken: its controller makes a headless service of it."""
     return schema.Service(
-        metadata=schema.Metadata(name=name),
+        metadata=schema.Metadata(name=f"{cast.name}-front"),
         spec=schema.ServiceSpec(
             selector=selector, ports=(schema.ServicePort(name="http", port=PORT, target_port=PORT),)
         ),
@@ -55,7 +56,7 @@ def _router(asked: Asked, launcher: Launcher, cast: Cast, sets: tuple[Set, ...])
     probe = schema.Probe(http_get=schema.HttpGet(path="/health", port=PORT), timeout_seconds=5)
     container = schema.Container(
         name="router", image=cast.router_image, command=("bash", "-c"),
-        args=(f"exec {line(words)}".replace("$(", "$$("),),
+        args=(pods.escaped(f"exec {line(words)}"),),
         ports=(schema.ContainerPort(container_port=PORT),), readiness_probe=probe, volume_mounts=mounts,
     )  # fmt: skip
     volumes = (schema.Volume(name="files", config_map=schema.ConfigMapSource(name=name)),) if files else ()
@@ -67,4 +68,4 @@ def _router(asked: Asked, launcher: Launcher, cast: Cast, sets: tuple[Set, ...])
         spec=schema.DeploymentSpec(replicas=1, selector=schema.Selector(match_labels=labels), template=template),
     )  # fmt: skip
     data = (schema.ConfigMap(metadata=schema.Metadata(name=name), data=files),) if files else ()
-    return (*data, deployment, _service(cast.name, labels))
+    return (*data, deployment, _service(cast, labels))

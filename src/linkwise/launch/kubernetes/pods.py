@@ -1,5 +1,6 @@
 """A group as pods: one per node, the first the leader; what differs between the others follows from their index."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,9 +19,10 @@ DOMAIN, LEAF = "accelerator.topograph.run/domain", "fabric.topograph.run/tier-0"
 # Variables and labels LeaderWorkerSet gives its pods.
 LEADER, INDEX = "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"
 LWS = "leaderworkerset.sigs.k8s.io"
+STAND_IN_IP = "POD_IP"  # the variable of a pod's own address
+SECRET, SECRET_KEY = "hf-token-secret", "HF_TOKEN"  # as Dynamo's examples have them
 _FILES = "/etc/linkwise"
 _SHM = "16Gi"
-_START_S = 3600
 
 
 class Cast(NamedTuple):
@@ -39,7 +41,8 @@ class Set(NamedTuple):
     """Groups of one role and layout. processes: of one of them, a process per node, its leader first.
 
     block: how many neighbouring pods share a scale-up domain that is wider than a node; 0 = no such domain.
-    files: what the commands name, by name.
+    files: what the commands name, by name. at_path: the model is a folder of the pods.
+    start_s: how long a group may take until it serves.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Set(NamedTuple):
     processes: tuple[Process, ...]
     block: int
     files: dict[str, str]
+    at_path: bool
+    start_s: float
 
     @property
     def size(self) -> int:
@@ -91,7 +96,7 @@ def _set(asked: Asked, launcher: Launcher, cast: Cast, role: Role, layout: Layou
     # One template serves them all: where they lie differently, what the closest of them needs.
     block = max(_block(asked, list(dict.fromkeys(asked.cluster.node_of(d) for d in each.devices))) for each in alike)
     name = cast.name if role == "both" else f"{cast.name}-{role}"
-    return Set(name, role, layout, count, processes, block, launcher.files(where))
+    return Set(name, role, layout, count, processes, block, launcher.files(where), by_path(asked), asked.start_s)
 
 
 def _stays_together(asked: Asked, devices: Sequence[int], name: str) -> None:
@@ -151,11 +156,15 @@ def script(one: Set, *, worker: bool = False) -> str:
     """What a container runs in place of a shell. worker: any pod but the leader, by its index."""
     processes = one.processes[1:] if worker else one.processes[:1]
     words = [_by_index(column, 1 if worker else 0) for column in zip(*(p.command for p in processes), strict=True)]
-    names = {p.node: "POD_IP" for p in processes} | ({one.processes[0].node: LEADER} if one.size > 1 else {})
+    names = {p.node: STAND_IN_IP for p in processes} | ({one.processes[0].node: LEADER} if one.size > 1 else {})
     words = [word._replace(text=f"{_FILES}/{word.text}") if word.text in one.files else word for word in words]
     text = " ".join(word.text if word.ready else line([word.text], names) for word in words)
-    # Kubernetes expands $(NAME) in arguments; two signs are one for the shell.
-    return f"exec {text}".replace("$(", "$$(")
+    return escaped(f"exec {text}")
+
+
+def escaped(text: str) -> str:
+    """Text that Kubernetes leaves as it is: it expands $(NAME) in arguments, and makes one sign of two."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 class _Word(NamedTuple):
@@ -178,18 +187,30 @@ def _by_index(column: Sequence[str], first: int) -> _Word:
 
 
 def environment(one: Set, *, worker: bool = False) -> tuple[schema.Env, ...]:
-    """Environment of a pod's container; its own address where the engine asks for it."""
+    """Environment of a pod's container: its own address where the engine or its command asks for it, a hub's token."""
     process = one.processes[1 if worker else 0]
     address = schema.ValueFrom(field_ref=schema.FieldRef(field_path="status.podIP"))
-    found = [schema.Env(name="POD_IP", value_from=address)]
+    own = f"${{{STAND_IN_IP}}}" in script(one, worker=worker)
+    found = [schema.Env(name=STAND_IN_IP, value_from=address)] if own else []
     for name, value in sorted(process.environment.items()):
         if value == process.host:
             found.append(schema.Env(name=name, value_from=address))
         elif STAND_IN.search(value):
             raise Refused(f"{name} names another node", where="--kubernetes")
         else:
-            found.append(schema.Env(name=name, value=value.replace("$(", "$$(")))
-    return tuple(found)
+            found.append(schema.Env(name=name, value=escaped(value)))
+    return (*found, *(() if one.at_path else (token(),)))
+
+
+def token() -> schema.Env:
+    """A hub's token from a secret that need not be there."""
+    key = schema.SecretKeyRef(name=SECRET, key=SECRET_KEY, optional=True)
+    return schema.Env(name="HF_TOKEN", value_from=schema.ValueFrom(secret_key_ref=key))
+
+
+def by_path(asked: Asked) -> bool:
+    """Whether the model is a folder of the nodes, not a name that a hub knows."""
+    return asked.weights.startswith(("/", ".", "~"))
 
 
 def container(one: Set, cast: Cast, gpu: str, *, worker: bool = False, name: str = "engine") -> schema.Container:
@@ -208,7 +229,9 @@ def container(one: Set, cast: Cast, gpu: str, *, worker: bool = False, name: str
         resources=schema.Resources(limits={gpu: str(one.devices)}),
         startup_probe=None
         if worker
-        else schema.Probe(http_get=probe, period_seconds=10, timeout_seconds=5, failure_threshold=_START_S // 10),
+        else schema.Probe(
+            http_get=probe, period_seconds=10, timeout_seconds=5, failure_threshold=math.ceil(one.start_s / 10)
+        ),
         readiness_probe=None if worker else schema.Probe(http_get=probe, timeout_seconds=5),
         volume_mounts=(
             schema.Mount(name="shm", mount_path="/dev/shm"),  # noqa: S108 - the ranks' shared memory

@@ -53,8 +53,19 @@ class FieldRef(Object, frozen=True, kw_only=True):
     field_path: Literal["status.podIP", "metadata.name"]
 
 
+class SecretKeyRef(Object, frozen=True, kw_only=True):
+    name: str
+    key: str
+    optional: bool | None = None
+
+
 class ValueFrom(Object, frozen=True, kw_only=True):
-    field_ref: FieldRef
+    field_ref: FieldRef | None = None
+    secret_key_ref: SecretKeyRef | None = None
+
+    def __post_init__(self) -> None:
+        if (self.field_ref is None) == (self.secret_key_ref is None):
+            raise InputError("valueFrom", where="manifest", expected="one source")
 
 
 class Env(Object, frozen=True, kw_only=True):
