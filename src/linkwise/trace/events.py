@@ -138,7 +138,7 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     calls that were not done alone, so that one without an entry is not one that was skipped. busy_ns: of the rows of
     own work in their order, how long of each something ran; () = all of it. format: of the file. polled: ends are when
     somebody looked, up to a tenth of a second late, and starts are true to ends alone. taken_ns: when the record was
-    taken, on the rank's clock, 0 = not known. pace: whether calls ended in the tenth of a second before that.
+    taken, on the rank's clock, 0 = not known. pace: whether calls went on until then, as far as that shows.
     """
 
     head: Head

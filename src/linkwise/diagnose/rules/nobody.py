@@ -14,8 +14,9 @@ def between(case: Case, silent: dict[int, list[Why]], reporter: str) -> Finding:
     ranks = [case.joined.ranks[place].head.rank for place in silent]
     return Finding(
         class_="hang",
-        summary=f"others wait for {ranks_text(ranks)}, and further ranks are in no call either: they stand still, or"
-        " these are records of a group that was going on",
+        summary=f"others wait for {ranks_text(ranks)}, which {'is' if len(ranks) == 1 else 'are'} in no call on record:"
+        " they stand still, or wait in a message that is not on record, or these are records of a group that was going"
+        " on",
         first_reporter=reporter,
         confidence=0.4,
         decided=False,

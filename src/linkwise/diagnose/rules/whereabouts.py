@@ -61,9 +61,9 @@ def complaints(case: Case) -> bool:
 
 def perhaps_moving(case: Case, silent: set[int]) -> set[str]:
     """Units that may as well have been on their way when their recorders were read, which know no ends of calls
-    (gloo's): there several ranks are between calls, or one that nobody waits for is. Where a group stands, all others
-    wait, be it in messages that the recorder does not keep. silent: records that others wait for and that wait for
-    nothing."""
+    (gloo's) or not that they stood: there several ranks are between calls, or one that nobody waits for is, or the one
+    that is awaited may wait in a message, which gloo's recorder does not keep. silent: records that others wait for and
+    that wait for nothing."""
     found = set()
     groups = case.joined.groups
     used = set(case.joined.rows.group.tolist())
@@ -71,18 +71,24 @@ def perhaps_moving(case: Case, silent: set[int]) -> set[str]:
     for unit in {rank.head.unit for rank in case.joined.ranks} if not case.told_to_stand else ():
         here = [place for place, rank in enumerate(case.joined.ranks) if rank.head.unit == unit]
         ranks = [case.joined.ranks[place] for place in here]
-        if any(rank.format != flight_recorder.FORMAT or rank.only_open or rank.calls.ended_ns.any() for rank in ranks):
+        if any(rank.format != flight_recorder.FORMAT or rank.only_open or _tells(rank) for rank in ranks):
             continue
         free = [place for place in here if place not in case.waiting and place not in silent]
-        kept = [
+        whole = {
             place
-            for place in free
+            for place in here
             if all(members in recorded for members in _smaller(case.joined.ranks[place]))
             and len(case.joined.ranks[place].calls)
-        ]
-        if kept or len(silent & set(here)) > 1:
+        }
+        mine = silent & set(here)
+        if whole & set(free) or len(mine) > 1 or mine - whole:
             found.add(unit)
     return found
+
+
+def _tells(rank: RankTrace) -> bool:
+    """Whether a recorder tells when calls ended, or that its rank stood."""
+    return bool(rank.pace) if rank.polled else bool(rank.calls.ended_ns.any())
 
 
 def _smaller(rank: RankTrace) -> list[tuple[int, ...]]:

@@ -13,6 +13,7 @@
 
 import math
 import re
+from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -37,6 +38,8 @@ _FIELDS: dict[str, Any] = {
 }  # fmt: skip
 _EARLIER = {"collective_seq_id": "seq_id"}  # of the first versions
 LOOKED_NS = 100_000  # from start to end at most (median), where both are when somebody looked
+PAUSES = 3  # times the longest pause between two calls: a rank that enqueued none for so long does not go on
+FREQUENT_NS = 20_000_000  # between calls, on average: five of them between two looks of the watchdog
 RECENT_NS = 10 * 10**9  # a dump this soon after the last call was enqueued is no watchdog's, which waits for a minute
 
 # Names of ops (ProcessGroupNCCL.cpp) that taking off an ending does not make ours.
@@ -99,7 +102,7 @@ def checked(entries: list[dict[str, Any]], where: str) -> Columns:
 
 class Seen(NamedTuple):
     """How a dump's times came about. polled: they are when somebody looked, not when it was. taken_ns: when the dump
-    was made, 0 = not known. pace: whether calls ended since the watchdog's last look, with others just enqueued."""
+    was made, 0 = not known. pace: whether calls went on until then, as far as that shows."""
 
     polled: bool
     taken_ns: int
@@ -107,7 +110,7 @@ class Seen(NamedTuple):
 
 
 def seen(rows: Columns) -> Seen:
-    """A call that is completed and not retired was found so by the dump itself."""
+    """A call that is completed and not retired was found so by the dump itself, and so was a start without an end."""
     started, ended = rows["time_discovered_started_ns"], rows["time_discovered_completed_ns"]
     done = [n for n, word in enumerate(rows["state"]) if word == "completed" and ended[n]]
     took = [ended[n] - started[n] for n in done if started[n]]
@@ -115,11 +118,17 @@ def seen(rows: Columns) -> Seen:
         return Seen(False, 0, "")
     retired = [ended[n] for n in done if rows["retired"][n] is True]
     fresh = [ended[n] for n in done if rows["retired"][n] is False]
-    told = bool(retired) and (not fresh or min(fresh) >= max(retired))
+    if not retired or (fresh and min(fresh) < max(retired)):
+        return Seen(True, 0, "")
     pending = [started[n] for n, word in enumerate(rows["state"]) if word == "started"]
-    taken = max([*pending, *(fresh if told else ())], default=0)
-    moving = bool(fresh) and taken - max(rows["time_created_ns"]) < RECENT_NS
-    return Seen(True, taken, "" if not told else "moving" if moving else "still")
+    made = sorted(rows["time_created_ns"])
+    gaps = [after - before for before, after in pairwise(made)] or [0]
+    taken = max([*pending, *fresh], default=0)
+    if taken:
+        moving = taken - made[-1] < (RECENT_NS if fresh else PAUSES * max(gaps))
+        return Seen(True, taken, "moving" if moving else "still")
+    # Of calls this frequent some would have ended since the last look, did they go on.
+    return Seen(True, 0, "still" if made[-1] - made[0] < FREQUENT_NS * len(gaps) else "")
 
 
 def began(rows: Columns, durations: list[Any], where: str) -> list[int]:
