@@ -110,3 +110,35 @@ def test_rules_under_a_load_beyond_the_devices_are_a_no(linkwise: Shell) -> None
     ran = linkwise("autoscale p.json --rate 400/s --requests 3000 --target-outstanding 8 --cold-start 1s")
     assert ran.code == 1
     assert "SATURATED  outstanding 8" in ran.out
+
+
+def test_more_devices_than_there_are_is_a_what_if_that_is_said(linkwise: Shell) -> None:
+    # The plan: replicas of one device on two.
+    said = " ".join(linkwise("simulate p.json --requests 50 --replicas 5").out.split())
+    assert "5 replicas of tp1 take 5 devices, 2xh100-sxm has 2: a what-if" in said
+    twice = " ".join(linkwise("simulate p.json --prefill p.json --requests 50 --replicas 2").out.split())
+    assert "the pools take 1 + 2 devices" in twice or "the pools take 2 + 2 devices" in twice
+    assert "2xh100-sxm has 2" in twice
+    assert "a what-if" not in linkwise("simulate p.json --requests 50").out
+    far = linkwise("simulate p.json --requests 50 --replicas 100001")
+    assert far.code == 2
+
+
+def test_a_plan_edited_by_hand_is_refused_by_field(linkwise: Shell) -> None:
+    path = linkwise.folder / "p.json"
+    whole = json.loads(path.read_text())
+
+    def refused(field: str) -> None:
+        path.write_text(json.dumps(whole))
+        ran = linkwise("simulate p.json --requests 10")
+        assert (ran.code, ran.out) == (2, "")
+        assert f"field {field}" in ran.err
+
+    kept, whole["step_calibration"]["constants"] = whole["step_calibration"]["constants"], {}
+    refused("step_calibration.constants")
+    whole["step_calibration"]["constants"] = kept
+    whole["ledger"]["kv_tokens"] *= 10
+    refused("ledger.kv_tokens")
+    whole["ledger"]["kv_tokens"] //= 10
+    whole["ledger"]["requests"] = 0
+    refused("ledger.requests")

@@ -36,10 +36,13 @@ def is_one(content: dict[str, object]) -> bool:
 
 def parse(text: str, *, where: str) -> StepCalibration:
     try:
-        return convert(parse_yaml_object(text, where=where), StepCalibration, where=where)
+        found = convert(parse_yaml_object(text, where=where), StepCalibration, where=where)
     except InputError as error:
         place = error.where if error.where.startswith(where) else f"{where}: {error.where}"
         raise InputError(error.message, where=place, expected=error.expected, hint=error.hint) from None
+    if not found.constants:
+        raise InputError("field constants: none", where=where, expected="at least one constant of a step")
+    return found
 
 
 def dump(calibration: StepCalibration) -> str:

@@ -30,6 +30,11 @@ def check(plan: Plan, where: str) -> None:
         _refuse(where, "ledger.tightest", str(plan.ledger.tightest)[:40], "an index into ledger.ranks")
     if plan.ledger.layout != plan.layout:
         _refuse(where, "ledger.layout", str(plan.ledger.layout), str(plan.layout))
+    _check_ledger(plan, where)
+    if plan.step_calibration is not None and not plan.step_calibration.constants:
+        _refuse(
+            where, "step_calibration.constants", "none", "those that the times rest on, or no step_calibration at all"
+        )
     for field in ("tpot_s", "ttft_s", "rate_per_s", "tokens_per_s"):
         value = getattr(plan.chosen.point, field)
         if not 0 <= value < math.inf:
@@ -37,6 +42,41 @@ def check(plan: Plan, where: str) -> None:
     for step in ("prefill", "decode", "mixed"):
         for number, op in enumerate(getattr(plan, step)):
             _check_op(op, plan, where, f"{step}[{number}]")
+
+
+def _check_ledger(plan: Plan, where: str) -> None:
+    """The arithmetic of plan/memory.py, on the plan's own figures: a budget is the sum of its parts, and what is left
+    for KV holds so many whole blocks and so many requests."""
+    layout, block, burst = plan.layout, plan.resolved.block_tokens, plan.workload.burst
+    split = layout.cp * layout.dcp
+    for number, rank in enumerate(plan.ledger.ranks):
+        at = f"ledger.ranks[{number}]"
+        parts = [e for e in rank.entries if e.place == "device" and e.in_budget and e.name.split(".")[0] != "kv"]
+        _same(where, f"{at}.budget_bytes", rank.budget_bytes, sum(e.bytes for e in parts) + rank.kv_bytes)
+        left = max(0, rank.kv_bytes)
+        if rank.bytes_per_token and rank.kv_tokens is not None:
+            tokens = left // (rank.bytes_per_token * block) * block * split
+            _same(where, f"{at}.kv_tokens", rank.kv_tokens, tokens)
+        request = plan.figures.get(f"request.rank{rank.ranks[0]}") if rank.ranks else None
+        if request and request > 0 and burst > 0:
+            room = max(0, left - sum(e.bytes for e in rank.entries if e.name == "kv.prefix_cache"))
+            requests = max(math.floor(room / (request * burst)), min(1, room // request))
+            _same(where, f"{at}.requests", rank.requests, int(requests))
+    keeping = [r for r in plan.ledger.ranks if any(e.name.split(".")[0] == "kv" for e in r.entries)]
+    if not keeping:
+        return
+    held = [r.kv_tokens for r in keeping]
+    tokens_of_all = None if None in held else min(t for t in held if t is not None) * layout.dp_attn
+    _same(where, "ledger.kv_tokens", plan.ledger.kv_tokens, tokens_of_all)
+    _same(where, "ledger.requests", plan.ledger.requests, min(r.requests for r in keeping) * layout.dp_attn)
+    _same(where, "chosen.kv_tokens", plan.chosen.kv_tokens, plan.ledger.kv_tokens)
+    _same(where, "chosen.requests", plan.chosen.requests, plan.ledger.requests)
+
+
+def _same(where: str, field: str, given: int | None, recomputed: int | None) -> None:
+    if given != recomputed:
+        expected = "none, for a hybrid stack" if recomputed is None else f"{recomputed:,}, as its parts make it"
+        _refuse(where, field, "none" if given is None else f"{given:,}"[:40], expected)
 
 
 def _check_op(op: Op, plan: Plan, where: str, field: str) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from linkwise.core.errors import InputError
 from linkwise.core.units import parse_time
 from linkwise.plan.engine_of import engine_of
-from linkwise.plan.interval import trust
+from linkwise.plan.interval import times_label, trust
 from linkwise.plan.trust import Trust
 from linkwise.plan.types import Plan
 from linkwise.simulate.load import Asked, load_of
@@ -57,13 +57,34 @@ def ask(
             transfer, said = transfer_of(prefill, plan, load, replicas=(first.replicas, second.replicas))
             notes += said
         run = replace(run, transfer=transfer)
-    notes += (f"step times rest on {plan.calibration}",)
+    notes += _devices([plan] if prefill is None else [prefill, plan], [pool.replicas for pool in pools])
+    rests = dict.fromkeys(times_label(engine_of(one), one.cluster) for one in (prefill or plan, plan))
+    notes += (f"step times rest on {' and '.join(rests)}",)
     found = simulate(
         pools, load, run, targets=targets or plan.workload.targets, notes=tuple(dict.fromkeys(notes)),
         asked_per_s=asked_per_s, progress=progress,
     )  # fmt: skip
     at_once = found.summary.in_system_s / max(found.summary.span_s, 1e-9) / pools[0].replicas
     return found._replace(summary=replace(found.summary, trust=_trust(found.summary, plan, prefill, load, at_once)))
+
+
+def _devices(plans: Sequence[Plan], replicas: Sequence[int]) -> tuple[str, ...]:
+    """Where the pools take more devices than the plans' clusters have: that this is a what-if, in words."""
+    notes = []
+    takes = [count * plan.layout.size for plan, count in zip(plans, replicas, strict=True)]
+    for plan, count, devices in zip(plans, replicas, takes, strict=True):
+        if devices > plan.cluster.size:
+            notes.append(
+                f"{count:,} replicas of {plan.layout} take {devices:,} devices, {plan.cluster.name} has"
+                f" {plan.cluster.size:,}: a what-if"
+            )
+    size = plans[0].cluster.size
+    if len(plans) > 1 and plans[0].cluster == plans[1].cluster and sum(takes) > size and not notes:
+        notes.append(
+            f"the pools take {takes[0]:,} + {takes[1]:,} devices, {plans[0].cluster.name} has {size:,}: they are"
+            " simulated on two of it"
+        )
+    return tuple(notes)
 
 
 def _trust(found: Summary, plan: Plan, prefill: Plan | None, load: Requests, at_once: float) -> Trust | None:
