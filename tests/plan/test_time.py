@@ -110,7 +110,7 @@ def test_the_steady_state_balances_arrivals_and_completions():
 
 
 def test_one_request_alone_waits_for_nobody():
-    load = Workload(isl_tokens=8000, osl_tokens=50)
+    load = Workload(isl_tokens=8000, osl_tokens=50, concurrency=1)
     plain = VLLM.calibrated(None)  # a roofline: no time from the client to the queue
     at = operation(tiny(), Layout(tp=2), plain, cluster("2xh100-sxm"), load, Options(), 1)
     alone = group_seconds(tiny(), Layout(tp=2), plain, cluster("2xh100-sxm"), prefill_batch(8000), Options())
@@ -141,7 +141,7 @@ LAYOUTS = [Layout(), Layout(tp=2), Layout(pp=2), Layout(pp=2, tp=2), Layout(dp_a
 @settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(LAYOUTS), st.lists(st.integers(1, 512), min_size=2, max_size=6), st.integers(1, 20_000),
-    st.integers(1, 4_000), st.booleans(), st.sampled_from(["vllm", "sglang", "linkwise", "textbook"]),
+    st.integers(1, 4_000), st.booleans(), st.sampled_from(["vllm", "sglang", "trtllm", "linkwise", "textbook"]),
 )  # fmt: skip
 def test_recorded_equals_float_equals_array(layout, batches, isl, osl, eager, engine):
     load, where = Workload(isl_tokens=isl, osl_tokens=osl), cluster("8xh100-sxm")

@@ -148,7 +148,11 @@ def _arrays(*numbers: Num) -> ModuleType | None:
     """numpy, when one of the numbers is an array. No array exists before its user has imported numpy, which takes a
     tenth of a second that commands without arrays do not pay."""
     np = sys.modules.get("numpy")
-    return np if np is not None and any(isinstance(number, np.ndarray) for number in numbers) else None
+    if np is not None:
+        for number in numbers:  # no generator: this runs hundreds of thousands of times in a layout search
+            if isinstance(number, np.ndarray):
+                return np
+    return None
 
 
 def where(condition: Num, yes: Num, no: Num) -> Num:

@@ -1,15 +1,12 @@
 """What one replica of a layout delivers at a batch size: TPOT, TTFT and the request rate it sustains.
 
 A steady state in closed form, so that it explains itself. A replica has `batch` requests at hand; for each that
-arrives one finishes. It works in rounds: every attention replica and every batch in flight makes one step, and each
-request draws its next token. A round in which a prompt's chunk rides takes longer, for all: stages and attention
-replicas wait for one another. How many rounds do follows from how many chunks come in one; the mean round is TPOT, the
-rounds of a stay are its time, and requests at hand over that the sustained rate (Little's law). The event-by-event
-account is the simulator's job; this is the figure the search ranks by, and benchmarks/search_speed.py says how far the
-two agree.
+arrives one finishes. The steps it makes are an engine's (engine/base.py, Batching): rows that decode, and a prompt's
+chunk beside them or before them. How often rounds hold one, and what a request sees of it, is rounds.py's question;
+requests at hand over the time of a stay is the sustained rate (Little's law). The event-by-event account is the
+simulator's job; this is the figure the search ranks by, and benchmarks/search_speed.py says how far the two agree.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,23 +14,22 @@ import numpy as np
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, power, times
-from linkwise.engine.base import Engine, Options
+from linkwise.core.quantity import Given, Num, ceil_div, floor, maximum, minimum, named, plain, times
+from linkwise.engine.base import Batching, Engine, Options
 from linkwise.model.types import Model
+from linkwise.plan import rounds
 from linkwise.plan.batch import Batch, Part, decode_batch, mixed_batch, prefill_batch
 from linkwise.plan.time import US, GroupTime, Span, group_seconds, spans
 from linkwise.workload.types import Workload
 
-# A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
-MAX_PROMPT_LOAD = 0.9
-
-
-NONE = 1e-12
-TURNS = 3  # rounds lengthen each other: so many times the mean is put in again
+MAX_PROMPT_LOAD = rounds.MAX_PROMPT_LOAD
 
 
 class Operation(NamedTuple):
-    """Figures of one replica at a batch size (arrays over batch sizes on the fast path). Seconds, requests/s."""
+    """Figures of one replica at a batch size (arrays over batch sizes on the fast path). Seconds, requests/s.
+
+    round: of rows alone. mixed: a prompt's chunk beside rows, whether or not the engine ever makes such a step.
+    """
 
     tpot: Num
     ttft: Num
@@ -106,28 +102,40 @@ def mixed_step(
     room = maximum(1, max_batched_tokens - times(others, decode.new))
     fresh = minimum(given("chunk", chunk, "tokens", "prompt chunk"), room)
     before = given("chunk_context", cached, "tokens", "mean tokens already cached")
-    return _lone(mixed_batch(fresh, others, decode.context, new=decode.new, cached=before), layout)
+    step = mixed_batch(fresh, others, decode.context, new=decode.new, cached=before)
+    return _lone(step, layout, times(layout.dp_attn, step.parts[1].tokens))
 
 
-def _lone(batch: Batch, layout: Layout) -> Batch:
-    """A step of one attention replica with prompts, while the others decode: experts serve the tokens of all."""
+def _lone(batch: Batch, layout: Layout, rows: Num) -> Batch:
+    """A step of one attention replica with prompts, while the others decode: experts serve the tokens of all. rows:
+    tokens that all of them draw."""
     if layout.dp_attn == 1 or layout.cp > 1:
         return batch
-    prompt, rows = batch.parts
-    return batch._replace(everyone=named("everyone", prompt.tokens + times(layout.dp_attn, rows.tokens), "tokens"))
+    return batch._replace(everyone=named("everyone", batch.parts[0].tokens + rows, "tokens"))
 
 
-def full_step(
-    workload: Workload, layout: Layout, options: Options, max_batched_tokens: int, batch: Num, given: Given = plain
-) -> Batch:
-    """As many prompt chunks beside the decoding requests as the token limit leaves room for; at least one."""
+def prompt_step(
+    workload: Workload, layout: Layout, options: Options, max_batched_tokens: int, batch: Num, rule: Batching, *,
+    full: bool = False, given: Given = plain,
+) -> Batch:  # fmt: skip
+    """The step a prompt's chunk is in as the engine makes it: beside rows, or alone while they wait.
+
+    full: as many chunks as the token limit leaves room for, at least one; whole ones where prompts are not cut.
+    """
     decode = decode_step(workload, layout, options, batch, given).parts[0]
     chunk, _, cached = prompt_chunks(workload, max_batched_tokens)
-    left = maximum(1, max_batched_tokens - times(decode.requests, decode.new))
-    number = maximum(1, left / given("chunk", chunk, "tokens", "prompt chunk"))
-    prompt = Part(number, minimum(chunk, left), given("chunk_context", cached, "tokens", "mean tokens"), prompt=True)
-    others = Part(maximum(0, decode.requests - 1), decode.new, decode.context)
-    return _lone(Batch("mixed", (prompt, others), times(others.requests, others.new) + number), layout)
+    alone = rule.policy == "prefill-first"
+    # The request whose prompt it is does not decode yet.
+    rows = Part(maximum(0, decode.requests - 1), decode.new, decode.context)
+    left = max_batched_tokens if alone else maximum(1, max_batched_tokens - rows.tokens)
+    fresh = minimum(given("chunk", chunk, "tokens", "prompt chunk"), left)
+    number: Num = 1
+    if full:
+        number = maximum(1, left / fresh if rule.cuts_prompts else floor(left / fresh))
+    prompt = Part(number, fresh, given("chunk_context", cached, "tokens", "mean tokens already cached"), prompt=True)
+    if alone:  # rows of the same attention replica wait; those of the others decode
+        return _lone(Batch("prefill", (prompt,), number), layout, times(layout.dp_attn - 1, decode.tokens))
+    return _lone(Batch("mixed", (prompt, rows), rows.tokens + number), layout, times(layout.dp_attn, rows.tokens))
 
 
 def _joined(alike: Sequence[Batch], number: int) -> Batch:
@@ -157,30 +165,6 @@ def _held(least: Num, step: GroupTime, decode: GroupTime, flight: Num, name: str
     return named(name, maximum(least, maximum(step.token, step.interval + (flight - 1) * decode.interval)), "s")
 
 
-def _rounds(
-    round_s: Num, held: Num, first_adds: Num, more_adds: Num, shared: Num, coming: Num, each: Num, flight: Num
-) -> tuple[Num, Num]:
-    """(the mean round, the round a request that arrives meets), seconds. coming: others' chunks in a round."""
-    mean, held_rounds, adds = round_s + first_adds * (1 - power(1 / math.e, coming)), coming, coming
-    for _ in range(TURNS):
-        # A batch that starts with a prompt makes the next of each in flight wait, and what comes meanwhile starts then.
-        came = coming / mean / flight
-        calm, long = (power(1 / math.e, came * length) for length in (round_s, held))
-        still = power(long, flight)
-        run = named("run", (1 - still) / maximum(NONE, 1 - long), "starts", "behind a prompt, until the next or none")
-        cycle = named("cycle", run + still / maximum(NONE, 1 - calm), "starts", "from prompt to prompt")
-        held_rounds = named("held_rounds", run / cycle, "", "share of rounds held up by a prompt")
-        # A batch that starts takes all that wait: of each in flight, chunks on a set beyond its first add up.
-        further = named("further", flight * maximum(0, each - 1 / cycle), "chunks", "a round")
-        elsewhere = named("elsewhere", maximum(0, coming - held_rounds - further), "chunks", "on other replicas")
-        adds = named("round_adds", more_adds * further + shared * elsewhere, "s", "beyond a first chunk")
-        mean = named("mean_round", round_s + first_adds * held_rounds + adds, "s")
-    busy = named("busy_round", held + adds / maximum(NONE, held_rounds), "s", "a round with prompts")
-    square = round_s * round_s * (1 - held_rounds) + busy * busy * held_rounds
-    met = named("round_met", square / mean, "s", "of rounds, long ones are met more often")
-    return mean, met
-
-
 def request_seconds(engine: Engine, cluster: Cluster, workload: Workload, given: Given = plain) -> Num:
     """From the client to the engine's queue where no other request comes with it; None where that takes no time."""
     c = engine.step_constants(cluster.constants)
@@ -205,66 +189,70 @@ def operation(
     given: Given = plain,
 ) -> Operation:
     """A replica decoding `batch` requests at once, with the prompts that keep it so."""
-    where_to = places or spans(layout, cluster)
+    where_to, rule = places or spans(layout, cluster), engine.batching
     limit = engine.resolve(options, model, cluster.accelerator, layout).max_batched_tokens
     batch = given("batch", batch, "requests", "requests decoding at once on the replica")
-    steps = {
-        "decode": decode_step(workload, layout, options, batch, given),
-        "mixed": mixed_step(workload, layout, options, limit, batch, given),
-        "full": full_step(workload, layout, options, limit, batch, given),
-    }
+    flight = in_flight(layout, options)
+    decode = decode_step(workload, layout, options, batch, given)
+    # A quarter more rows: far enough to look over the steps in which kernels change, near enough for a slope.
+    extra = ceil_div(decode.parts[0].requests, 4) * (layout.dp_attn * flight)
+    drawn = [decode, decode_step(workload, layout, options, batch + extra, given)]
+    alone, full = (
+        prompt_step(workload, layout, options, limit, batch, rule, full=one, given=given) for one in (False, True)
+    )
+    together = [mixed_step(workload, layout, options, limit, batch, given)]
+    wide = (
+        [alone._replace(everyone=times(layout.dp_attn, alone.tokens))]
+        if alone.everyone is not None and model.moe
+        else []
+    )
+    prompts = [alone, full, *wide]
 
-    def seconds(step: Batch) -> GroupTime:
-        return group_seconds(model, layout, engine, cluster, step, options, where_to, given=given)
+    def seconds(steps: Sequence[Batch]) -> list[GroupTime]:
+        def of(step: Batch) -> GroupTime:
+            return group_seconds(model, layout, engine, cluster, step, options, where_to, given=given)
 
-    decode = seconds(steps["decode"])
-    alike = [steps["mixed"], steps["full"]]
-    if steps["mixed"].everyone is not None and model.moe is not None:
-        alike.append(steps["mixed"]._replace(everyone=times(layout.dp_attn, steps["mixed"].tokens)))
-    if isinstance(batch, np.ndarray):  # the search's way: alike steps in one array
-        mixed, packed, *wide = _apart(seconds(_joined(alike, len(batch))), len(batch))
+        if isinstance(batch, np.ndarray):  # the search's way: alike steps in one array
+            return _apart(of(_joined(steps, len(batch))), len(batch))
+        return [of(step) for step in steps]
+
+    calm, grown = seconds(drawn)
+    if rule.policy == "prefill-first":
+        (mixed,), (chunk, filled, *others) = seconds(together), seconds(prompts)
     else:
-        mixed, packed, *wide = map(seconds, alike)
-    flight = given("batches_in_flight", in_flight(layout, options), "", "one for each stage unless asked otherwise")
+        chunk, filled, *others = seconds(prompts)
+        mixed = chunk
     # A token visits all stages in turn; its batch comes again once every batch in flight passed the slowest stage.
-    round_s = named("decode_round", maximum(decode.token, flight * decode.interval), "s")
+    batches = given("batches_in_flight", flight, "", "one for each stage unless asked otherwise")
+    round_s, larger = (maximum(one.token, batches * one.interval) for one in (calm, grown))
+    round_s = named("decode_round", round_s, "s")
     # A step with a prompt holds up all others of the replica: lanes wait for the slowest, stages for the one before.
-    held = _held(round_s, mixed, decode, flight, "prompt_round")
-    full = _held(held, packed, decode, flight, "full_round")
-    room = named("room", steps["full"].parts[0].requests, "chunks", "that one step of a set has room for")
-    first_adds = named("first_adds", held - round_s, "s", "what a prompt chunk adds to the round it rides in")
-    more_adds = named("more_adds", (full - held) / maximum(NONE, room - 1), "s", "and each further one beside it")
-    chunks = given("chunks", prompt_chunks(workload, limit)[1], "steps", "chunks of a prompt")
+    held = _held(round_s, chunk, calm, batches, "prompt_round")
+    shared: Num = 0
+    if others:  # what a chunk adds on one more attention replica, of all at once a part
+        shared = (_held(held, others[0], calm, batches, "wide_round") - held) / (layout.dp_attn - 1)
+    length = rounds.Lengths(
+        calm=round_s, held=held, full=_held(held, filled, calm, batches, "full_round"), prompt=chunk.token,
+        row=named("row_adds", maximum(0, larger - round_s) / extra, "s", "one more request to a round"),
+        shared=named("shared_adds", shared, "s", "a chunk on another attention replica"),
+        room=named("room", full.parts[0].requests, "chunks", "that one step has room for"),
+    )  # fmt: skip
+    closed = workload.concurrency is not None and workload.rate_per_s is None
     yields = given("tokens_a_round", kept(options), "tokens", "1, more with drafted tokens that are kept")
     after_first = given("after_first", max(workload.osl_tokens - 1, 0), "tokens", "the prompt's step gives the first")
-    sets = given("sets", layout.dp_attn * in_flight(layout, options), "", "attention replicas x batches in flight")
+    load = rounds.Load(
+        batch=batch, others=named("others", batch - 1 if closed else batch, "requests", "that a request meets"),
+        chunks=given("chunks", prompt_chunks(workload, limit)[1], "steps", "chunks of a prompt"),
+        tokens=named("rounds_of_rows", after_first / yields, "rounds"),
+        taken_in=_taken_in(engine, cluster, workload, given),
+        flight=flight, lanes=layout.dp_attn, alone=rule.policy == "prefill-first", ahead=rule.ahead, closed=closed,
+    )  # fmt: skip
+    seen = rounds.settle(length, load, given)
+    tpot = named("tpot", seen.round / yields, "s", "a token, or those kept, each round")
+    rate = named("rate", batch / seen.stay, "requests/s", "Little's law: one finishes for each that arrives")
+    return Operation(tpot, seen.ttft, rate, round_s, calm, mixed)
 
-    # A request stays for its chunks' rounds, half of one under way and a round for every token after the first: each of
-    # the others brings its chunks once in so many rounds.
-    others = named("others", batch - 1, "requests", "that a request meets")
-    stays = named("rounds_of_a_stay", chunks + 0.5 + after_first / yields, "rounds")
-    most = named("most_chunks", MAX_PROMPT_LOAD * sets * room, "chunks", "prompts leave room, or their queue grows")
-    coming = named("coming", minimum(others * chunks / stays, most), "chunks", "of others, in a round")
-    each = named("coming_to_a_set", coming / sets, "chunks")
-    # On other attention replicas a further chunk adds what experts do for it; that of one more, of all at once a part.
-    shared: Num = 0
-    if wide:
-        all_held = _held(held, wide[0], decode, flight, "wide_round")
-        shared = named("shared_adds", (all_held - held) / (layout.dp_attn - 1), "s", "a chunk on another replica")
-    mean, met = _rounds(round_s, held, first_adds, more_adds, shared, coming, each, flight)
-    wait = named("residual", others / batch * met / 2, "s", "half of the round under way, until its batch starts")
-    load = named("prompt_load", minimum(each * full / mean / room, MAX_PROMPT_LOAD), "", "of the room for prompts")
-    queue = named("queue", load * chunks * full / (2 * (1 - load)) / room, "s", "M/D/1: prompts behind prompts")
-    beside = minimum(layout.dp_attn - 1, coming * met / mean)
-    own = named("prefill", mixed.token + (chunks - 1) * held + shared * beside, "s", "its own chunks, in turn")
-    tpot = named("tpot", mean / yields, "s", "a token, or those kept, each round")
-    after = after_first * tpot
-    first = named("first", wait + queue + own, "s", "half of the round under way, prompts before it, then its own")
-    # The rest of a stay is waiting for room: prompts fill at most their share of all rounds.
-    least = named("least_stay", others * chunks * full / most, "s", "requests at hand x time between prompts")
-    inside = named("ttft_engine", first + maximum(0, least - first - after), "s", "no sooner than prompts have room")
-    taken_in = request_seconds(engine, cluster, workload, given)
-    ttft = named("ttft", inside + taken_in, "s") if taken_in is not None else named("ttft", inside, "s")
-    stay = named("stay", ttft + after, "s", "from arrival to the last token")
-    rate = named("rate", batch / stay, "requests/s", "Little's law: one finishes for each that arrives")
-    return Operation(tpot, ttft, rate, round_s, decode, mixed)
+
+def _taken_in(engine: Engine, cluster: Cluster, workload: Workload, given: Given) -> Num:
+    seconds = request_seconds(engine, cluster, workload, given)
+    return 0 if seconds is None else seconds

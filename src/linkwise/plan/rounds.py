@@ -1,0 +1,204 @@
+"""How long rounds are where prompts ride in them or run before them: a replica's steady state in closed form.
+
+A replica works in rounds: every attention replica and every batch in flight makes one step. A round with a prompt's
+chunk takes longer, for all. How many rounds do follows from how many chunks come in one, which follows from how long
+rounds are: settled by turns on plain numbers; the last turn is the chain a figure shows.
+
+Arrivals are Poisson, unless users wait for their answers. So a request meets as many others as there are on average,
+and rows come in clusters: a prompt makes rounds longer, and longer rounds bring more prompts. With eta the share of
+time that prompts take, rounds that follow each other have correlation eta, and the variance of the rows over their mean
+tends to 1 / (1 - eta)^2 (a self-exciting process: Hawkes, Biometrika 58, 1971). Where each row makes rounds longer too,
+a row meets 1 / (1 - the rows' share of a round) beyond the mean: exact for processor sharing whose step grows linearly
+with its jobs, whose number is negative binomial then (Cohen, Acta Informatica 12, 1979).
+benchmarks/search_speed.py says how far all this and the simulator agree.
+"""
+
+import math
+from typing import NamedTuple
+
+from linkwise.core.quantity import Given, Num, maximum, minimum, named, power, value_of
+
+# A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
+MAX_PROMPT_LOAD = 0.9
+NONE = 1e-12
+TURNS, KEPT = 8, 0.4  # a turn keeps so much of the one before it; loads up to 90 % settle within a percent
+LEAST_SLACK = 0.05  # of a round that does not grow with its rows; with less there is no steady state
+
+
+class Lengths(NamedTuple):
+    """Seconds of a round: calm (no prompt), held (with one chunk), full (with as many as one step has room for).
+
+    prompt: a chunk's step through all stages. row: what one more request makes a round longer; shared: what a chunk on
+    another attention replica adds beside one. room: chunks.
+    """
+
+    calm: Num
+    held: Num
+    full: Num
+    prompt: Num
+    row: Num
+    shared: Num
+    room: Num
+
+
+class Load(NamedTuple):
+    """batch: requests at hand; others: of them, that a request meets. chunks: of a prompt. tokens: rounds in which a
+    row draws. taken_in: seconds from the client to the queue.
+
+    flight: batches in flight. lanes: attention replicas. alone: prompts run before rows, not beside them. ahead: a step
+    is put together while the one before it runs. closed: users wait for their answers.
+    """
+
+    batch: Num
+    others: Num
+    chunks: Num
+    tokens: Num
+    taken_in: Num
+    flight: int
+    lanes: int
+    alone: bool
+    ahead: bool
+    closed: bool
+
+
+class State(NamedTuple):
+    """What a turn starts from. coming: chunks of others in a round. mean: seconds of a round. beside: seconds that
+    chunks beside the first add to a round held up. rows: that decode in a round. longer: starts with a prompt, over
+    those at which one begins."""
+
+    coming: Num
+    mean: Num
+    beside: Num
+    rows: Num
+    longer: Num
+
+
+class Pace(NamedTuple):
+    """Rounds of a turn, seconds. more: what a further chunk adds. share: of rounds held up. draws: share of rounds in
+    which a row draws a token. eta: share of time that prompts take."""
+
+    calm: Num
+    held: Num
+    mean: Num
+    more: Num
+    share: Num
+    draws: Num
+    eta: Num
+
+
+class Settled(NamedTuple):
+    """Seconds of a round as a row sees it, to the first token, and of the whole stay."""
+
+    round: Num
+    ttft: Num
+    stay: Num
+
+
+def settle(length: Lengths, load: Load, given: Given) -> Settled:
+    """Times of a request where `load.batch` are at hand and one comes for each that is done."""
+    plain_length, plain_load = Lengths(*map(value_of, length)), Load(*map(value_of, load))
+    coming = plain_load.others * plain_load.chunks / (plain_load.chunks + 0.5 + plain_load.tokens)
+    mean = plain_length.calm + (plain_length.held - plain_length.calm) * (1 - power(1 / math.e, coming))
+    state = State(coming, mean, 0.0, plain_load.others, 1.0)
+    for _ in range(TURNS):
+        new = _turn(plain_length, plain_load, state)[0]
+        state = State(*(KEPT * a + (1 - KEPT) * b for a, b in zip(state, new, strict=True)))
+    words = (
+        ("coming", "chunks", "of others in a round"), ("mean_round_before", "s", "all others"),
+        ("beside_before", "s", "further chunks in a round held up"), ("rows_before", "requests", "that decode"),
+        ("longer_before", "", "starts that a prompt holds up, over those at which one begins"),
+    )  # fmt: skip
+    source = f"settled in {TURNS} turns of the chain below: "
+    recorded = (given(name, value, unit, source + note) for (name, unit, note), value in zip(words, state, strict=True))
+    return _turn(length, load, State(*recorded))[1]
+
+
+def _turn(length: Lengths, load: Load, state: State) -> tuple[State, Settled]:
+    """From how many chunks come and how long a round is to both again, and what a request sees of it."""
+    most = MAX_PROMPT_LOAD * load.lanes * load.flight * length.room
+    most = named("most_chunks", most, "chunks", "prompts leave room, or queue for ever")
+    coming = minimum(state.coming, most)
+    pace, beside, longer = _pace(length, load, state, coming)
+    rows = named("rows", load.tokens * coming / load.chunks / pace.draws, "requests", "that decode in a round")
+    later, met = _met(length, load, pace, coming, rows)
+    each = (pace.mean - pace.calm) / maximum(NONE, coming) * load.chunks
+    each = named("prompt_adds", each, "s", "a prompt to the rounds")
+    seen = pace.mean / pace.draws + length.row * met / (1 - pace.eta) + each * later
+    seen = named("row_round", seen, "s", "a round as a row sees it: itself in it, rows and prompts in clusters")
+    after, first = load.tokens * seen, _first(length, load, pace, beside, coming)
+    least = named("least_stay", load.others * load.chunks * length.full / most, "s", "prompts have room no sooner")
+    stay = named("stay", maximum(load.taken_in + first + after, least), "s", "from arrival to the last token")
+    comes = minimum(load.others * load.chunks * pace.mean / stay, most)
+    return State(comes, pace.mean, beside, rows, longer), Settled(seen, named("ttft", stay - after, "s"), stay)
+
+
+def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace, Num, Num]:
+    """How rounds with prompts follow each other, and two figures of the next state: beside and longer."""
+    grown = maximum(-length.calm / 2, length.row * (state.rows - load.batch))
+    calm = named("calm_round", length.calm + grown, "s", "with the rows that decode")
+    held = length.held if load.alone else named("held_round", length.held + grown, "s")
+    more = named("more_adds", (length.full - length.held) / maximum(NONE, length.room - 1), "s", "a further chunk")
+    # A batch that starts with a prompt makes the next of each in flight wait, and what comes meanwhile starts then.
+    prompts = named("prompts", coming / load.chunks / load.flight, "prompts", "of others, a start")
+    quiet, long = (power(1 / math.e, prompts / state.mean * one) for one in (calm, held + state.beside))
+    still = power(long, load.flight)
+    run = named("run", (1 - still) / maximum(NONE, 1 - long), "starts", "behind a prompt, until the next or none")
+    # While a prompt's further chunks run, new prompts begin on the other attention replicas.
+    open_for = 1 + (state.longer - 1) * (1 - 1 / load.lanes)
+    cycle = (1 - open_for * run * (quiet - long)) / maximum(NONE, 1 - quiet)
+    cycle = named("cycle", maximum(1, cycle), "starts", "from new prompts to new prompts")
+    # The prompts of a start, taken as geometric, make as many steps as their chunks fill.
+    further = maximum(0, prompts * cycle - 1)
+    over = power(further / (1 + further), length.room * load.lanes / load.chunks)
+    steps = named("steps", load.chunks - 1 + 1 / (1 - over), "starts", "the prompts of a start take")
+    longer = named("longer", steps / (1 + (steps - 1) / cycle), "", "starts with a prompt, over those with a new one")
+    starts = named("prompt_starts", minimum(1, longer / cycle), "", "share of starts with a prompt")
+    share = named("held_share", minimum(1, run / cycle * longer), "", "of rounds held up by a prompt")
+    again = maximum(0, coming / load.flight / maximum(NONE, starts) - 1)
+    again = named("again", again, "chunks", "beside the first of a start")
+    same = named("same", maximum(0, (1 + again) / load.lanes - 1), "chunks", "of them in the same batch")
+    beside = named("beside", more * same + length.shared * (again - same), "s", "they add")
+    mean = named("mean_round", calm + (held - calm + beside) * share, "s")
+    # Where prompts run first, rows of the same batch draw nothing then.
+    waits = minimum(starts * minimum(1, (1 + again) / load.lanes), MAX_PROMPT_LOAD) if load.alone else 0
+    draws = named("draws", 1 - waits, "", "share of rounds in which a row draws a token")
+    eta = named("eta", maximum(0, 1 - calm / mean), "", "share of time that prompts take")
+    return Pace(calm, held, mean, more, share, draws, eta), beside, longer
+
+
+def _met(length: Lengths, load: Load, pace: Pace, coming: Num, rows: Num) -> tuple[Num, Num]:
+    """Beyond the mean, what a row meets: (prompts a round, rows; itself is one of them)."""
+    if load.closed:
+        return 0, 1
+    eta, tokens, lag = pace.eta, maximum(1, load.tokens), 2 if load.ahead else 1  # rounds from arrival to the step
+    end = maximum(0, 1 - lag / (tokens * (1 - eta)))
+    reach = named("reach", eta / (1 - eta) * end, "", "arrivals that one brings while it draws")
+    most = 1 + rows  # a deviation as large as the mean
+    bunch = named("bunch", minimum((1 + 2 * reach) / (1 - eta * eta), most), "", "variance of the rows over their mean")
+    slack = maximum(LEAST_SLACK, 1 - rows * length.row / pace.calm)
+    met = named("met", minimum(bunch / slack, most), "requests", "beyond the mean, of rows a row meets")
+    # Those that came while its own prompt ran, and whom they bring, are before most of its rounds.
+    own = maximum(0, length.prompt + (load.chunks - 1) * pace.held - lag * pace.calm)
+    later = coming / load.chunks / pace.mean * own / (1 - eta) / tokens
+    return named("later", later, "prompts", "a round beyond the mean"), met
+
+
+def _first(length: Lengths, load: Load, pace: Pace, beside: Num, coming: Num) -> Num:
+    """Seconds from the queue to the first token."""
+    busy = pace.held + beside
+    square = pace.calm * pace.calm * (1 - pace.share) + busy * busy * pace.share
+    met = named("round_met", square / pace.mean, "s", "of rounds, long ones are met more often")
+    then = pace.mean / load.flight if load.ahead else 0
+    working = named("working", 1 - power(1 / math.e, load.others), "", "chance that the replica is not idle")
+    wait = named("wait", working * (met / 2 + then), "s", "the round under way, and one put together before it came")
+    full = coming / (load.lanes * load.flight) / length.room * length.full / pace.mean
+    filled = named("prompt_load", minimum(full, MAX_PROMPT_LOAD), "", "of the room for prompts")
+    # M/D/c after Sakasegawa: a step serves `room` chunks. Those under way are counted above, hence no root minus 1.
+    queued = power(filled, power(2 * (length.room + 1), 0.5)) / (2 * (1 - filled)) / length.room
+    queue = named("queue", queued * load.chunks * length.full, "s", "prompts behind more than one step has room for")
+    with_it = named("with_it", coming / load.flight * met / pace.mean, "chunks", "that came in the same round")
+    company = minimum(length.room - 1, with_it / load.lanes) * pace.more
+    company = company + minimum(load.lanes - 1, with_it) * length.shared
+    own = length.prompt + (load.chunks - 1) * pace.held + company
+    own = named("own", own, "s", "its chunks in turn, with others beside them")
+    return named("first", wait + queue + own, "s", "from the queue to the first token")

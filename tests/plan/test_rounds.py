@@ -1,0 +1,72 @@
+"""A replica's steady state against results of queueing theory that hold whatever the engine."""
+
+import pytest
+
+from linkwise.core.quantity import plain
+from linkwise.plan.rounds import Lengths, Load, settle
+
+MANY = 20_000  # rounds of a stay: the wait for the first token does not count
+
+
+def lengths(**changes):
+    """Rounds of 10 ms; a prompt takes 100 ms, beside or before them, and another one as much again."""
+    given = {"calm": 0.01, "held": 0.11, "full": 1.01, "prompt": 0.11, "row": 0.0, "shared": 0.0, "room": 10.0}
+    return Lengths(**given | changes)
+
+
+def load(batch, **changes):
+    given = {
+        "batch": batch, "others": batch, "chunks": 1, "tokens": MANY, "taken_in": 0.0, "flight": 1, "lanes": 1,
+        "alone": False, "ahead": False, "closed": False,
+    }  # fmt: skip
+    return Load(**given | changes)
+
+
+def test_a_request_alone_is_held_up_by_nobody():
+    found = settle(lengths(), load(1, others=0, tokens=50, taken_in=0.002, closed=True), plain)
+    assert found.round == pytest.approx(0.01, rel=1e-9)
+    assert found.ttft == pytest.approx(0.002 + 0.11, rel=1e-9)
+    assert found.stay == pytest.approx(0.112 + 50 * 0.01, rel=1e-9)
+
+
+@pytest.mark.parametrize("row", [1e-5, 1e-4])
+def test_rows_that_slow_each_other_share_a_processor(row):
+    # M/G/1 processor sharing at speed n / (a + b n): the number is negative binomial, the mean stay (a + b) / (1 - rate b)
+    # with a, b for a whole stay; a = MANY x the round of no row. Cohen 1979. `calm` is the round of `batch` rows.
+    batch, base = 40, 0.01
+    alone = lengths(calm=base + row * batch, held=base + row * batch, full=base + row * batch, prompt=0.0, row=row)
+    found = settle(alone, load(batch), plain)
+    rate = batch / found.stay
+    assert found.stay == pytest.approx(MANY * (base + row) / (1 - rate * MANY * row), rel=2e-3)
+
+
+@pytest.mark.parametrize("batch", [100, 400, 1000])
+def test_prompts_beside_rows_take_their_share_of_time(batch):
+    # Each prompt adds 100 ms to the rounds, whichever it rides in: round = 10 ms + prompts a round x 100 ms.
+    found = settle(lengths(), load(batch), plain)
+    rate = batch / found.stay
+    assert found.round == pytest.approx(0.01 / (1 - rate * 0.1), rel=5e-3)
+
+
+@pytest.mark.parametrize("batch", [100, 400, 1000])
+def test_rows_wait_while_prompts_run_first(batch):
+    # Prompts of 110 ms with preemptive priority take their share of time from the rows: a token takes 10 ms / (1 - share).
+    found = settle(lengths(full=1.1), load(batch, alone=True), plain)
+    share = batch / found.stay * 0.11
+    assert found.round == pytest.approx(0.01 / (1 - share), rel=5e-3)
+
+
+def test_a_step_put_together_ahead_makes_a_request_wait_a_round_longer():
+    # A few rows, prompts of no length: half of a round under way; and one more where the next is put together by then.
+    quick = lengths(held=0.01, full=0.01, prompt=0.0)
+    now, then = (settle(quick, load(50, tokens=1000, ahead=ahead), plain).ttft for ahead in (False, True))
+    assert now == pytest.approx(0.005, rel=1e-3)
+    assert then == pytest.approx(0.015, rel=1e-3)
+
+
+def test_prompts_that_fill_a_step_wait_for_each_other():
+    # One prompt a step, nothing to draw after its first token: M/D/1 with one request at hand, load^2 / (2 (1 - load))
+    # + load = 1, so load = 2 - sqrt(2) and a stay of 100 ms / load. The closed form is approximate here, within 4 %.
+    single = lengths(calm=0.01, held=0.1, full=0.1, prompt=0.1, room=1.0)
+    found = settle(single, load(1.0, tokens=0.0), plain)
+    assert found.ttft == pytest.approx(0.1 / (2 - 2**0.5), rel=0.04)
