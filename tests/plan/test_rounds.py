@@ -31,8 +31,8 @@ def test_a_request_alone_is_held_up_by_nobody():
 
 @pytest.mark.parametrize("row", [1e-5, 1e-4])
 def test_rows_that_slow_each_other_share_a_processor(row):
-    # M/G/1 processor sharing at speed n / (a + b n): the number is negative binomial, the mean stay (a + b) / (1 - rate b)
-    # with a, b for a whole stay; a = MANY x the round of no row. Cohen 1979. `calm` is the round of `batch` rows.
+    # M/G/1 processor sharing at speed n / (a + b n): the number is negative binomial, the mean stay (a + b) /
+    # (1 - rate b) with a, b for a whole stay; a = MANY x the round of no row (Cohen 1979). `calm`: of `batch` rows.
     batch, base = 40, 0.01
     alone = lengths(calm=base + row * batch, held=base + row * batch, full=base + row * batch, prompt=0.0, row=row)
     found = settle(alone, load(batch), plain)
@@ -50,7 +50,7 @@ def test_prompts_beside_rows_take_their_share_of_time(batch):
 
 @pytest.mark.parametrize("batch", [100, 400, 1000])
 def test_rows_wait_while_prompts_run_first(batch):
-    # Prompts of 110 ms with preemptive priority take their share of time from the rows: a token takes 10 ms / (1 - share).
+    # Prompts of 110 ms with preemptive priority take their share of time from the rows: 10 ms / (1 - share) a token.
     found = settle(lengths(full=1.1), load(batch, alone=True), plain)
     share = batch / found.stay * 0.11
     assert found.round == pytest.approx(0.01 / (1 - share), rel=5e-3)
