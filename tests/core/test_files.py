@@ -1,6 +1,9 @@
 """Files are hostile until validated: bounded, regular, decodable, and the error says which of these failed."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +39,11 @@ def test_reads_a_yaml_mapping(tmp_path: Path) -> None:
         (b'{"a": "\xff"}', "is not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "UTF-16 text"),
         (b"[" * 100_000, "not valid JSON: RecursionError"),
+        (gzip.compress(b"{}"), "a gzip file"),
+        (bz2.compress(b"{}"), "a bzip2 file"),
+        (lzma.compress(b"{}"), "a xz file"),
     ],
-    ids=["list", "null", "truncated", "empty", "binary", "utf-16", "nested"],
+    ids=["list", "null", "truncated", "empty", "binary", "utf-16", "nested", "gzip", "bzip2", "xz"],
 )
 def test_bad_json_is_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = _write(tmp_path / "config.json", content)

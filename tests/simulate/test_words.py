@@ -142,3 +142,11 @@ def test_a_plan_edited_by_hand_is_refused_by_field(linkwise: Shell) -> None:
     whole["ledger"]["kv_tokens"] //= 10
     whole["ledger"]["requests"] = 0
     refused("ledger.requests")
+
+
+def test_requests_that_died_are_said_first(linkwise: Shell) -> None:
+    ran = linkwise("simulate p.json --requests 200 --concurrency 40 --fault down:0@1s-2s --recovery drop")
+    lost = [line for line in ran.out.splitlines() if line.startswith("LOST")]
+    assert ran.code == 0
+    assert len(lost) == 1
+    assert "requests died with their replica" in lost[0]

@@ -54,6 +54,7 @@ def test_our_own_columns_in_csv_and_json(tmp_path: Path) -> None:
         (" \n\n", "an empty file"),
         (AZURE, "no request"),
         ("a,b,c\n1,2,3\n", "line 1: columns a, b, c"),
+        ("arrival_s,input_tokens,output_tokens,input_tokens\n0,1,1,2\n", "line 1: column input_tokens is there twice"),
         (AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields"),
         (AZURE + "yesterday,374,44\n", "line 2: field TIMESTAMP: 'yesterday'"),
         (AZURE + "2023-13-16 18:15:46,374,44\n", "line 2: field TIMESTAMP"),

@@ -64,7 +64,14 @@ def read_text(path: str | Path, *, max_bytes: int = MAX_TEXT_BYTES) -> str:
             raise InputError(
                 "UTF-16 text", where=str(path), expected="UTF-8 text", hint="`iconv -f utf-16 -t utf-8` converts it"
             ) from None
+        packed = next((name for start, name in _PACKED.items() if data.startswith(start)), None)
+        if packed is not None:
+            hint = f"`{packed} -dk FILE` unpacks it"
+            raise InputError(f"a {packed} file", where=str(path), expected="UTF-8 text", hint=hint) from None
         raise InputError(f"byte {error.start} is not UTF-8", where=str(path), expected="UTF-8 text") from None
+
+
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 
 
 def parse_json(text: str | bytes, *, where: str, finite: bool = False) -> Any:

@@ -114,6 +114,11 @@ def _csv(lines: list[str], first: int, where: str) -> Iterator[tuple[int, _Row]]
             where=f"{where}: line {first + 1}",
             expected="a header: " + _KNOWN,
         )
+    twice = next((name for name in names if head.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"column {twice} is there twice", where=f"{where}: line {first + 1}", expected="each column once"
+        )
     places = [head.index(name) for name in names]
     for number, line in enumerate(lines[first + 1 :], first + 2):
         if not line.strip():
