@@ -42,6 +42,7 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
     if labs and not evidence:
         raise InputError("a lab without traces", where="report", expected="the traces of the run in it, too")
     found: Evidence | None = collect(tuple(evidence)) if evidence else None
+    kinds = (("handoff", handoffs), ("traffic", traffics), ("findings", findings), ("lab", labs))
     return page_data(
         _plan_of(plan),
         handoff=handoff,
@@ -50,6 +51,7 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
         findings=_read(one, Findings) if (one := _one(findings, "diagnosis")) else None,
         evidence=found,
         lab=_read(one, LabResult) if (one := _one(labs, "lab")) else None,
+        used=[f"{path.name}: {kind}" for kind, paths in kinds for path in paths],
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linkwise import cli_base
+from linkwise import cli_base, streams
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 
@@ -48,6 +48,8 @@ def register(
             write_bytes(output, html(page, library()).encode())
         if not output.is_file():
             raise InputError("is no file that can be opened later", where=str(output), expected="a file")
+        for said in page.used:
+            streams.say(f"beside the plan: {said}")
         show([f"{output}: {page.title}"])
         return 0
 
@@ -56,7 +58,7 @@ def register(
         port: Annotated[int, typer.Option(help="of 127.0.0.1; 0 = one that is free")] = 0,
     ) -> int:
         """The page with inputs that recompute in place, for this machine only. Ctrl-C ends it."""
-        from linkwise import api, streams
+        from linkwise import api
         from linkwise.report.page.library import library
         from linkwise.ui import Server
 

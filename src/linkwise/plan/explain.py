@@ -2,6 +2,7 @@
 
 import difflib
 import math
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,6 +14,7 @@ from linkwise.plan.engine_of import engine_of
 from linkwise.plan.figures import Subject, batches, figures, ops_of, traffic_figures
 from linkwise.plan.ledger import ledger_figures
 from linkwise.plan.placement import naive_grid
+from linkwise.plan.step import Op
 from linkwise.plan.types import Fit, Plan
 
 
@@ -64,17 +66,41 @@ def explain(value: Plan | Fit, path: str) -> Explanation:
     step = path.split(".", maxsplit=1)[0]
     if step not in {"prefill", "decode", "mixed"} or path not in value.textbook:
         return _checked(Explanation(path, chain), value)
+    found = beside(value, step).get(path)
+    if found is None:
+        raise _not_from_inputs(path)
+    return _checked(Explanation(path, chain, found.chain, found.differences), value)
+
+
+class Beside(NamedTuple):
+    """A figure under the textbook convention, and what makes it differ from the engine's own."""
+
+    chain: Chain
+    differences: tuple[str, ...]
+
+
+def beside(plan: Plan, step: str) -> dict[str, Beside]:
+    """Every figure of a step that the textbook has too, by path."""
+    about = subject(plan)
     textbook = about._replace(engine=registry.get("textbook"))
-    batch = batches(about, Quantity.given)[step]
-    beside = traffic_figures(step, ops_of(textbook, batch, Quantity.given))
-    differences = _differences(about, textbook, step, path)
-    return _checked(Explanation(path, chain, _chain(_known(beside, path), path), differences), value)
+    explained = traffic_figures(step, ops_of(textbook, batches(about, Quantity.given)[step], Quantity.given))
+    batch = batches(about)[step]
+    mine, theirs = ({(o.role, o.kind): o for o in ops_of(s, batch)} for s in (about, textbook))
+    return {
+        path: Beside(_chain(number, path), _differences(about.engine.name, mine, theirs, path))
+        for path, number in explained.items()
+        if path in plan.textbook
+    }
 
 
 def _known(found: dict[str, Num], path: str) -> Num:
     if path not in found:
-        raise InputError(f"figure {path!r} does not follow from the inputs of this file", where="explain")
+        raise _not_from_inputs(path)
     return found[path]
+
+
+def _not_from_inputs(path: str) -> InputError:
+    return InputError(f"figure {path!r} does not follow from the inputs of this file", where="explain")
 
 
 def _checked(explanation: Explanation, value: Plan | Fit) -> Explanation:
@@ -92,18 +118,18 @@ def _chain(number: object, path: str) -> Chain:
     return chain_of(number)
 
 
-def _differences(engine: Subject, textbook: Subject, step: str, path: str) -> tuple[str, ...]:
-    """Ops one convention has and the other has not, and ops they size differently."""
-    batch = batches(engine)[step]
+Ops = dict[tuple[str, str], Op]  # by role and kind
+
+
+def _differences(name: str, mine: Ops, theirs: Ops, path: str) -> tuple[str, ...]:
+    """Ops one convention has and the other has not, and ops they size differently. name: of the engine."""
     field = path.rsplit(".", maxsplit=1)[-1]
-    mine, theirs = ({(o.role, o.kind): o for o in ops_of(s, batch)} for s in (engine, textbook))
     lines = []
     for key in dict.fromkeys((*mine, *theirs)):
         role, kind = key
         if path.split(".")[1] not in {kind, role.split(".")[0], field}:
             continue
         a, b = mine.get(key), theirs.get(key)
-        name = engine.engine.name
         if a and not b:
             lines.append(f"{role} ({kind} x {a.repeat}): {name} does it, the textbook leaves it out")
         elif b and not a:

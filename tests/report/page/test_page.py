@@ -280,6 +280,64 @@ def test_it_prints_light_without_controls(browser: Browser) -> None:
     assert browser.run("getComputedStyle(document.querySelector('nav')).display") == "none"
 
 
+def test_tables_are_unfolded_on_paper(browser: Browser) -> None:
+    folded = "document.querySelectorAll('main details:not([open])').length"
+    before = browser.run(folded)
+    assert before >= 4
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(folded) == 0
+    assert browser.run("document.querySelectorAll('#figures tbody tr').length") > 100
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(folded) == before
+    # The browser sends both by itself when it prints.
+    browser.run(f"addEventListener('beforeprint', () => {{ window.unfolded = {folded}; }})")
+    browser.send("Page.printToPDF")
+    assert browser.run("window.unfolded") == 0
+
+
+def test_a_figure_of_the_textbook_has_its_chain_and_what_differs(browser: Browser, plan: linkwise.Plan) -> None:
+    path = "decode.sent_bytes"
+    found = explain(plan, path)
+    assert found.beside is not None
+    browser.run(f"explain({json.dumps(path)})")
+    said = "".join(text_of(browser, "#textbook").split())
+    assert "".join(str(found.beside.result).split()) in said
+    for one in (*found.beside.inputs, *found.beside.steps):
+        assert "".join(f"{one.name} = {one.formula or one}".split()) in said
+    for line in found.differences:
+        assert "".join(line.split()) in said
+
+
+def test_times_on_an_axis_are_in_the_unit_of_its_title(browser: Browser, page: Page) -> None:
+    whole = next(t for t in page.times if t.step == "decode" and t.batch == page.batches[page.plan]).token_s
+    assert 1e-3 < whole < 1  # milliseconds
+    words = browser.run("[...document.querySelectorAll('#times svg .role-axis text')].map((one) => one.textContent)")
+    assert "ms from the step's start" in words
+    ticks = [float(word.replace(",", "")) for word in words if word.replace(",", "").replace(".", "").isdigit()]
+    assert len(ticks) >= 2
+    assert whole * 1e3 * 0.6 < max(ticks) <= whole * 1e3
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_cards_of_a_step_add_up_to_what_they_say(one_browser: Browser, tmp_path: Path, pp: int) -> None:
+    found = linkwise.plan("llama-3.1-8b", on="1x4xh100-sxm", tp=2, pp=pp, isl=500, osl=100)
+    assert isinstance(found, linkwise.Plan)
+    path = tmp_path / "report.html"
+    path.write_text(html(page_data(found), library()))
+    one_browser.look(1280)
+    one_browser.open(path.as_uri())
+    cards = one_browser.run(
+        "Object.fromEntries([...document.querySelectorAll('#key li')].map((one) => "
+        "[one.querySelector('span').textContent, one.querySelector('button').dataset.path]))"
+    )
+    tail = ", a stage" if pp > 1 else ""
+    parts = [cards[f"{name}{tail}"] for name in ("compute", "links, exposed", "host")]
+    whole = cards["a stage's turn" if pp > 1 else "decode step"]
+    assert sum(found.figures[one] for one in parts) == pytest.approx(found.figures[whole], rel=1e-9)
+    if pp > 1:  # a token visits both stages
+        assert found.figures[cards["decode step, all stages"]] > 1.5 * found.figures[whole]
+
+
 def test_a_thousand_ranks_paint_in_time(one_browser: Browser, tmp_path: Path) -> None:
     found = linkwise.plan(
         from_config(LLAMA, name="small", source="hand-made"), on="128x8xh100-sxm", tp=4, pp=2, isl=64, osl=16

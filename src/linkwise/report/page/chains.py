@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from linkwise.core.chain import Chain, Step, chain_of, show
 from linkwise.core.quantity import Num, Quantity, value_of
-from linkwise.plan.explain import subject
+from linkwise.plan.explain import beside, subject
 from linkwise.plan.figures import figures
 from linkwise.plan.types import Plan
-from linkwise.report.page.types import Book, Figure
+from linkwise.report.page.types import Book, Figure, Taught
 
 
 class Writer:
@@ -54,6 +54,17 @@ def book_chains(prefix: str, chains: Mapping[str, Chain], writer: Writer) -> tup
         )
         for path, one in chains.items()
     )
+
+
+def book_textbook(plan: Plan, writer: Writer) -> dict[str, Taught]:
+    """Every figure that the textbook has too, with its chain in the writer's book."""
+    return {
+        path: Taught(
+            value=_plain(one.chain.result.value), chain=writer.chain(one.chain), differences=one.differences
+        )
+        for step in ("prefill", "decode", "mixed")
+        for path, one in beside(plan, step).items()
+    }  # fmt: skip
 
 
 def _figure(path: str, numbers: Sequence[Num | None], writer: Writer) -> Figure:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from linkwise._version import __version__
 from linkwise.core.chain import Chain
+from linkwise.diagnose.diagnose import diagnose
 from linkwise.diagnose.types import Findings
 from linkwise.measure.lab.run import LabResult
 from linkwise.plan import handoff_types
@@ -12,7 +13,7 @@ from linkwise.plan.traffic import traffic
 from linkwise.plan.traffic_types import Traffic
 from linkwise.plan.types import Plan
 from linkwise.report.page import others
-from linkwise.report.page.chains import Writer, book_chains, book_figures
+from linkwise.report.page.chains import Writer, book_chains, book_figures, book_textbook
 from linkwise.report.page.faults import faults
 from linkwise.report.page.layouts import layouts
 from linkwise.report.page.memory import memory
@@ -20,6 +21,7 @@ from linkwise.report.page.observed import compare
 from linkwise.report.page.picture import CHAINED, Counted, picture
 from linkwise.report.page.steps import STEPS, At, at, sizes, step_time
 from linkwise.report.page.types import Figure, Page, StepTime
+from linkwise.report.page.used import of_evidence, without_calls
 from linkwise.report.plan import screen
 from linkwise.report.text import LABEL
 from linkwise.trace.gather import Evidence
@@ -36,12 +38,13 @@ def page_data(
     evidence: Evidence | None = None,
     findings: Findings | None = None,
     lab: LabResult | None = None,
+    used: Sequence[str] = (),
 ) -> Page:
     """Everything the page shows of a plan.
 
     handoff: what moving KV takes on the plan's cluster; handoff_chains: of its figures. traffics: by name, steps
     counted at another placement. evidence: what ran, to hold against the plan. findings: what to mark. lab:
-    what its links counted while the evidence was written.
+    what its links counted while the evidence was written. used: what stands beside the plan, in words.
     """
     writer = Writer()
     batches = sizes(plan) if plan.cluster.size <= _MANY else sizes(plan, 6)
@@ -51,7 +54,11 @@ def page_data(
     ]
     times = tuple(map(step_time, moments))
     counted = [_counted(moment, time, batches[own]) for moment, time in zip(moments, times, strict=True)]
-    marks = faults(findings, plan) if findings else ()
+    # Without calls nothing is held against the plan; what else the evidence says is a diagnosis' to find.
+    alone = evidence is not None and findings is None and without_calls(evidence)
+    diagnosed = diagnose(evidence, plan) if evidence is not None and alone else None
+    found = findings or diagnosed
+    marks = faults(found, plan) if found else ()
     turns = {time.step: time.interval_s for time in times if time.batch == batches[own]}
     beside = [others.traffic(name, one, turns[one.step], plan) for name, one in traffics]
     beside += [others.handoff(handoff, plan)] if handoff else []
@@ -61,6 +68,7 @@ def page_data(
     carried = book_chains("handoff.", handoff_chains or {}, writer)
     tried, left_out = layouts(plan)
     decode = next(one.links for one in counted if one.step == "decode" and one.batch == batches[own])
+    observed = compare(evidence, plan, decode, lab) if evidence else None
     targets = plan.workload.targets
     return Page(
         version=__version__,
@@ -71,7 +79,7 @@ def page_data(
         plan=own,
         steps=(*STEPS, *(one.step for one in beside)),
         figures=figures + carried,
-        textbook=plan.textbook,
+        textbook=book_textbook(plan, writer),
         book=writer.book(),
         picture=drawn,
         times=times,
@@ -79,9 +87,10 @@ def page_data(
         layouts=tried,
         layouts_left_out=left_out,
         targets=tuple((n, v) for n, v in (("ttft_s", targets.ttft_s), ("tpot_s", targets.tpot_s)) if v is not None),
-        observed=compare(evidence, plan, decode, lab) if evidence else None,
+        observed=observed,
         faults=marks,
         notes=tuple(_stale(plan, figures, own)),
+        used=(*used, *(of_evidence(evidence, observed, diagnosed) if evidence else ())),
     )
 
 

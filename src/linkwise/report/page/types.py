@@ -32,6 +32,17 @@ class Figure(Frozen, frozen=True, kw_only=True):
     chains: tuple[int, ...]
 
 
+class Taught(Frozen, frozen=True, kw_only=True):
+    """A figure under the textbook's convention, at the plan's batch. chain: a place in `Book.chains`.
+
+    differences: what makes it differ from the engine's own.
+    """
+
+    value: int | float
+    chain: int
+    differences: tuple[str, ...]
+
+
 class Wire(Frozen, frozen=True, kw_only=True):
     """What a drawn line stands for. kind: island, peers, slot, host, sockets, nic, switch, core.
 
@@ -232,7 +243,8 @@ class Fault(Frozen, frozen=True, kw_only=True):
 class Page(Frozen, frozen=True, kw_only=True):
     """Everything on the page. plan: where the plan's own batch stands in `batches`. lead: the plan in words.
 
-    textbook: figures of the plan's batch under the textbook's convention.
+    textbook: by path, figures of the plan's batch under the textbook's convention. used: what stands beside the plan,
+    and what of it is on the page.
     """
 
     schema: str = PAGE_SCHEMA
@@ -244,7 +256,7 @@ class Page(Frozen, frozen=True, kw_only=True):
     plan: int
     steps: tuple[str, ...]
     figures: tuple[Figure, ...]
-    textbook: dict[str, int | float]
+    textbook: dict[str, Taught]
     book: Book
     picture: Picture
     times: tuple[StepTime, ...]
@@ -255,3 +267,4 @@ class Page(Frozen, frozen=True, kw_only=True):
     observed: Comparison | None = None
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()

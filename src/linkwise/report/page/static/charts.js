@@ -1,5 +1,7 @@
 // Memory, the step as a timeline, layouts, a trace against the plan, findings.
 
+// A tick's words, in units of time.
+const TIMES = "datum.value >= 1 ? format(datum.value, '~g') + ' s' : datum.value >= 1e-3 ? format(datum.value * 1e3, '~g') + ' ms' : format(datum.value * 1e6, '~g') + ' us'";
 const COLD = 10, WARM = 9; // colours --c0 to --c9 and --o0 to --o8
 
 // A colour for a name: by the order in which names first appear.
@@ -12,7 +14,7 @@ function blocks(id, rows, height, width, left, axis, description, extra = []) {
     width, height, padding: { left: 0, right: 0, top: 0, bottom: 38 },
     data: [{ name: "blocks", values: rows }, { name: "rows", values: [...labels].map(([row, label]) => ({ row, label, y: rows.find((one) => one.row === row).y + 12 })) }],
     scales: [{ name: "x", type: "linear", domain: axis.domain, range: [left, width - 12] }],
-    axes: [{ orient: "bottom", scale: "x", title: axis.title, labelFlush: true, tickCount: Math.max(2, Math.floor(width / 120)), format: axis.format || "~s" }],
+    axes: [{ orient: "bottom", scale: "x", title: axis.title, labelFlush: true, tickCount: Math.max(2, Math.floor(width / 120)), format: axis.format }],
     marks: [
       { type: "rect", from: { data: "blocks" }, encode: { update: { x: { scale: "x", field: "x" }, x2: { scale: "x", field: "x2" }, y: { field: "y" }, height: { field: "h" },
         fill: { field: "colour" }, stroke: { field: "edge" }, strokeWidth: { value: 0.6 }, tooltip: { field: "tip" }, cursor: { value: "pointer" } } } },
@@ -66,6 +68,7 @@ function drawTimes() {
   const parts = palette(state.data.times.flatMap((one) => one.stages.flatMap((stage) => Object.keys(stage.parts))), "c", COLD);
   const ops = palette(state.data.times.flatMap((one) => one.stages.flatMap((stage) => stage.ops.map((op) => op.role))), "o", WARM);
   const rows = [], path = [];
+  const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([least]) => found.token_s >= least) || [1e-9, "ns"];
   let begin = 0;
   for (const stage of stages) {
     const y = 6 + rows.length * 0 + stage.stage * 34;
@@ -91,7 +94,8 @@ function drawTimes() {
     begin += stage.step_s;
   }
   const critical = { type: "group", data: [{ name: "path", values: path }], marks: [{ type: "rule", from: { data: "path" }, encode: { update: { x: { scale: "x", field: "x" }, x2: { scale: "x", field: "x2" }, y: { field: "y" }, y2: { field: "y2" }, stroke: { value: "var(--bad)" }, strokeWidth: { value: 2.5 } } } }] };
-  drawn(blocks("times", rows, stages.length * 34 + 10, width, left, { domain: [0, found.token_s], title: "seconds from the step's start", format: "~s" },
+  for (const one of [...rows, ...path]) for (const side of ["x", "x2"]) one[side] /= scale;
+  drawn(blocks("times", rows, stages.length * 34 + 10, width, left, { domain: [0, found.token_s / scale], title: `${unit} from the step's start`, format: ",~f" },
     `Timeline of one ${found.step} step; the table below says the same.`, [critical]));
   $("times-keys").replaceChildren(legend([...[...parts].filter(([name]) => stages.some((one) => one.parts[name])).map(([name, colour]) => [colour, name]),
     ...[...ops].filter(([role]) => stages.some((one) => one.ops.some((op) => op.role === role))).map(([role, colour]) => [colour, `${role} (link)`]), ["var(--host)", "host"], ["var(--bad)", "critical path (line)"]]));
@@ -134,7 +138,7 @@ function drawLayouts() {
     data: [{ name: "points", values: points }, { name: "cannot", values: cannot }, { name: "target", values: rule }, { name: "planned", values: planned }],
     scales: [{ name: "x", type: "log", domain: positive("user"), range: [pad, width - 12], nice: false }, { name: "y", type: "log", domain: positive("device"), range: [height, 10], nice: false }],
     axes: [{ orient: "bottom", scale: "x", title: "interactivity: tokens/s a user", grid: true, tickCount: width < 560 ? 4 : 8, format: "~g", labelOverlap: true, labelFlush: true },
-      { orient: "left", scale: "y", title: "throughput: output tokens/s a device", offset: -pad, tickCount: 6, format: "~s", labelOverlap: true }],
+      { orient: "left", scale: "y", title: "throughput: output tokens/s a device", offset: -pad, tickCount: 6, format: ",~g", labelOverlap: true }],
     marks: [
       { type: "rule", from: { data: "target" }, encode: { update: { x: { scale: "x", field: "x" }, y: { value: 10 }, y2: { value: height }, stroke: { value: "var(--ink)" }, strokeDash: { value: [5, 4] }, tooltip: { field: "tip" } } } },
       { type: "group", from: { facet: { name: "one", data: "points", groupby: "tried" } }, marks: [{ type: "line", from: { data: "one" }, interactive: false, encode: { update: { ...place, stroke: { field: "colour" }, strokeWidth: { field: "big" }, strokeOpacity: { field: "faint" } } } }] },
@@ -193,7 +197,7 @@ function drawObserved() {
     drawn(draw("observed", {
       width, height, padding: { left: 0, right: 0, top: 0, bottom: 40 }, data: [{ name: "ops", values }],
       scales: [{ name: "x", type: "log", domain: [Math.min(...all) * 0.7, Math.max(...all) * 1.4], range: [left, width - 14] }],
-      axes: [{ orient: "bottom", scale: "x", title: "seconds of one call", format: "~s", grid: true, labelOverlap: true, tickCount: 5 }],
+      axes: [{ orient: "bottom", scale: "x", title: "time of one call", encode: { labels: { update: { text: { signal: TIMES } } } }, grid: true, labelOverlap: true, tickCount: 5 }],
       marks: [
         { type: "rule", from: { data: "ops" }, encode: { update: { x: { scale: "x", field: "a" }, x2: { scale: "x", field: "b" }, y: { field: "y" }, stroke: { value: "var(--line)" }, strokeWidth: { value: 2 } } } },
         dot("a", "var(--accent)", "diamond"), dot("b", "var(--o1)", "circle"),

@@ -118,8 +118,15 @@ function explain(path) {
   const batch = found.values.length > 1 ? `, batch ${count(batchOf())}` : "";
   open(path, make("p", { class: "value" }, `${shown(pick(found.values), found.unit)}`),
     make("p", { class: "soft" }, `Its chain: inputs with their sources, every step, the figure last${batch}.`),
-    chainList(pick(found.chains)),
-    state.batch === state.data.plan && path in state.data.textbook ? make("p", { class: "soft" }, `The textbook's figure beside it: ${shown(state.data.textbook[path], found.unit)}.`) : null);
+    chainList(pick(found.chains)), state.batch === state.data.plan && path in state.data.textbook ? taught(state.data.textbook[path], pick(found.values), found.unit) : null);
+}
+
+// The textbook's figure beside the engine's own: its chain, and what makes them differ.
+function taught(one, own, unit) {
+  const same = one.value === own;
+  return make("div", { id: "textbook" }, make("h3", {}, `The textbook's figure: ${shown(one.value, unit)}`),
+    same ? make("p", { class: "soft" }, "The same, by the same chain or a shorter one.") : chainList(one.chain),
+    one.differences.length ? make("ul", {}, one.differences.map((text) => make("li", {}, text))) : null);
 }
 
 // --- Tables ---
@@ -217,10 +224,19 @@ function change(again = true) {
   if (again) render();
 }
 
+// Cards of a step's time. With several stages the parts are those of the busiest one, and add up to its turn.
+function ofStages(step) {
+  const found = at(state.data.times);
+  const several = found && found.stages.reduce((sum, one) => sum + one.stages.length, 0) > 1;
+  const parts = [["compute", "compute_s"], ["links, exposed", "comm_s"], ["host", "host_s"]];
+  const whole = several ? [[`${step} step, all stages`, "step_s"], ["a stage's turn", "stage_s"]] : [[`${step} step`, "step_s"]];
+  return [...whole, ...parts.map(([name, path]) => [several ? `${name}, a stage` : name, path])].map(([name, path]) => [name, `${step}.${path}`]);
+}
+
 function drawKeys() {
   const { step } = state;
-  const rows = step === "handoff" ? state.data.figures.filter((one) => one.path.startsWith("handoff.")).map((one) => [one.path.slice(8).replaceAll("_", " "), one.path]).slice(0, 12) : [["TPOT", "tpot_s"], ["TTFT", "ttft_s"], ["requests/s, all", "deployment_rate_per_s"], [`${step} step`, `${step}.step_s`],
-    ["compute", `${step}.compute_s`], ["links, exposed", `${step}.comm_s`], ["host", `${step}.host_s`], ["sent a rank", `${step}.sent_bytes`]];
+  const rows = step === "handoff" ? state.data.figures.filter((one) => one.path.startsWith("handoff.")).map((one) => [one.path.slice(8).replaceAll("_", " "), one.path]).slice(0, 12) : [["TPOT", "tpot_s"], ["TTFT", "ttft_s"], ["requests/s, all", "deployment_rate_per_s"],
+    ...ofStages(step), ["sent a rank", `${step}.sent_bytes`]];
   $("key").replaceChildren(...rows.filter(([, path]) => figure(path)).map(([name, path]) => make("li", {}, make("span", {}, name), fig(path))));
 }
 
@@ -241,6 +257,7 @@ function load(data) {
   $("calibration").textContent = data.calibration;
   $("lead").replaceChildren(...data.lead.flatMap(([label, words]) => [make("dt", {}, label), make("dd", {}, words)]));
   $("notes").replaceChildren(...data.notes.map((text) => make("p", { class: "differs" }, text)));
+  $("used").replaceChildren(...data.used.map((text) => make("p", { class: "soft" }, `Beside the plan: ${text}`)));
   control();
   render();
   drawMemory();
@@ -260,6 +277,14 @@ async function start() {
   $("panel").onclick = (event) => { if (event.target === $("panel")) $("panel").close(); };
   $("find").oninput = drawFigures;
   $("figures-box").ontoggle = drawFigures;
+  // On paper nothing can be unfolded.
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("main details:not([open])")];
+    for (const one of folded) one.open = true;
+    drawFigures();
+  });
+  addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === width) return;
