@@ -1,9 +1,10 @@
 """How far the closed form the search ranks by agrees with the simulator, and how long a search takes.
 
-Agreement: a spread of layouts (tensor, pipeline, attention replicas, experts; one card to sixteen), each at 20, 50 and
-80 % of the rate the closed form says it sustains, arrivals Poisson, fixed lengths. Both use the same step times, so
-what differs is queueing and interference. Asked: 10 % in mean TPOT and TTFT. Near saturation a rate decides its TPOT
-badly (a few per cent of rate are tens of per cent of TPOT), so 95 % is shown and not judged. Needs numba.
+Agreement: a spread of layouts (tensor, pipeline, attention replicas, experts; one card to sixteen; prompts of 200 to
+12,000 tokens), each with the three engines, at 20, 50 and 80 % of the rate the closed form says a replica sustains;
+arrivals Poisson, fixed lengths. Both use the same step times and the same facts of how an engine batches, so what
+differs is queueing and interference. Asked: 10 % in mean TPOT and TTFT. Near saturation a rate decides its TPOT badly
+(a few per cent of rate are tens of per cent of TPOT), so 95 % is shown and not judged. Needs numba.
 Speed: DeepSeek-V3, whole process, on 32 and on 512 H200. Asked: 2 s and 20 s, 1 GB.
 """
 
@@ -15,24 +16,31 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from linkwise import api
+from linkwise.answers import Plan
 from linkwise.api_simulate import played
 from linkwise.simulate.trials import measured
 
 ASKED, SHARES, SHOWN = 0.10, (0.2, 0.5, 0.8), 0.95
 ASKED_S = {"4x8xh200-sxm": 2.0, "64x8xh200-sxm": 20.0}
 ASKED_GB = 1.0
+ENGINES = ("vllm", "sglang", "trtllm")
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama-2-70b", "4xh100-sxm", {"tp": 4, "isl": 1137, "osl": 212, "max_batched_tokens": 512}),
     ("llama-3.1-8b", "1xh100-sxm", {"tp": 1, "isl": 1000, "osl": 200}),
+    ("llama-3.1-8b", "1xh100-sxm", {"tp": 1, "isl": 4000, "osl": 500}),
+    ("llama-3.1-8b", "1xh100-sxm", {"tp": 1, "isl": 200, "osl": 1000}),
     ("llama-3.1-8b", "2xl4", {"tp": 2, "isl": 500, "osl": 500}),
+    ("llama-3.3-70b", "4xh100-sxm", {"tp": 4, "isl": 4000, "osl": 500}),
     ("llama-3.3-70b", "8xh100-sxm", {"tp": 8, "isl": 4000, "osl": 500}),
+    ("llama-3.3-70b", "4xh200-sxm", {"tp": 4, "isl": 12000, "osl": 300}),
     ("llama-3.3-70b", "8xh100-sxm", {"tp": 4, "pp": 2, "isl": 2000, "osl": 300}),
     ("llama-3.3-70b", "4xa100-80gb-sxm", {"tp": 1, "pp": 4, "isl": 512, "osl": 512}),
+    ("mixtral-8x7b", "2xh200-sxm", {"tp": 2, "isl": 2000, "osl": 250}),
     ("qwen3-30b-a3b", "2xh100-sxm", {"tp": 2, "isl": 3000, "osl": 100}),
     ("deepseek-v3", "8xh200-sxm", {"tp": 1, "dp_attn": 8, "ep": 8, "isl": 2000, "osl": 500}),
     ("deepseek-v3", "8xh200-sxm", {"tp": 8, "ep": 8, "isl": 1000, "osl": 1000}),
@@ -42,33 +50,60 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def main() -> int:
     missed = agreement()
-    return 1 if speed() or missed else 0
+    missed += 0 if "--agreement" in sys.argv else speed()
+    return 1 if missed else 0
 
 
 def agreement() -> int:
-    off: dict[str, list[float]] = {"TPOT": [], "TTFT": []}
-    print(f"{'model':<14} {'layout':<24} {'rate':>7}  {'TPOT ms':>8} {'simulated':>9} {'off':>5}  {'TTFT ms':>8}")
-    for model, on, words in CASES:
-        most = api.plan(model, on, **words).chosen.max_rate_per_s
-        for share in (*SHARES, SHOWN):
-            plan = api.plan(model, on, rate=most * share, **words)
-            point, seen = plan.chosen.point, simulated(plan, most * share)
-            both = (point.tpot_s / seen[0] - 1, point.ttft_s / seen[1] - 1)
-            if share != SHOWN:
-                off["TPOT"].append(both[0])
-                off["TTFT"].append(both[1])
-            print(
-                f"{model:<14} {plan.layout!s:<24} {share:4.0%} {most * share:6.2f} {point.tpot_s * 1e3:9.2f}"
-                f" {seen[0] * 1e3:9.2f} {both[0]:+5.0%} {point.ttft_s * 1e3:9.1f} {seen[1] * 1e3:9.1f} {both[1]:+5.0%}"
-                + ("  not judged" if share == SHOWN else "")
-            )
+    """Lines of every case, then of every engine; how many of the figures asked for are missed."""
     missed = 0
-    for name, values in off.items():
-        size = np.abs(values)
-        inside, middle = int((size <= ASKED).sum()), float(np.median(size))
-        missed += said(f"{name}, closed form against simulated, median off", middle, ASKED)
-        print(f"  within {ASKED:.0%}: {inside} of {len(size)}; worst {size.max():.0%}")
+    print(
+        f"{'engine':<7} {'model':<14} {'layout':<24} {'rate':>11}  {'TPOT ms':>8} {'simulated':>9} {'off':>5}  TTFT ms"
+    )
+    judged = {engine: Off([], []) for engine in ENGINES}
+    shown = {engine: Off([], []) for engine in ENGINES}
+    for engine in ENGINES:
+        for model, on, words in CASES:
+            compared(engine, model, on, words, judged[engine], shown[engine])
+    for engine in ENGINES:
+        for name, values, last in zip(("TPOT", "TTFT"), judged[engine], shown[engine], strict=True):
+            size, near = np.abs(values), np.abs(last)
+            inside, middle = int((size <= ASKED).sum()), float(np.median(size))
+            missed += said(f"{engine}: {name}, closed form against simulated, median off", middle, ASKED)
+            print(
+                f"  within {ASKED:.0%}: {inside} of {len(size)}; worst {size.max():.0%}; at {SHOWN:.0%} of the rate"
+                f" median {np.median(near):.0%}, worst {near.max():.0%}"
+            )
     return missed
+
+
+class Off(NamedTuple):
+    """Closed form over simulated, minus 1."""
+
+    tpot: list[float]
+    ttft: list[float]
+
+
+def compared(engine: str, model: str, on: str, words: dict[str, Any], judged: Off, shown: Off) -> None:
+    """A layout at every share of its rate; nothing where the engine refuses it."""
+    best = api.plan(model, on, engine=engine, **words)
+    if not isinstance(best, Plan):
+        print(f"{engine:<7} {model:<14} {best.nearest.layout!s:<24} no plan: {best.nearest.shortfall.reason[:60]}")
+        return
+    most = best.chosen.max_rate_per_s
+    for share in (*SHARES, SHOWN):
+        plan = api.plan(model, on, engine=engine, rate=most * share, **words)
+        if not isinstance(plan, Plan):  # a rate below the highest one
+            raise RuntimeError(f"no plan of {model} for {engine} at {share:.0%} of its own highest rate")
+        point, seen = plan.chosen.point, simulated(plan, most * share)
+        both = (point.tpot_s / seen[0] - 1, point.ttft_s / seen[1] - 1)
+        for values, off in zip(shown if share == SHOWN else judged, both, strict=True):
+            values.append(off)
+        print(
+            f"{engine:<7} {model:<14} {plan.layout!s:<24} {share:4.0%} {most * share:6.2f} {point.tpot_s * 1e3:9.2f}"
+            f" {seen[0] * 1e3:9.2f} {both[0]:+5.0%} {point.ttft_s * 1e3:9.1f} {seen[1] * 1e3:9.1f} {both[1]:+5.0%}"
+            + ("  not judged" if share == SHOWN else "")
+        )
 
 
 def simulated(plan: Any, rate: float) -> tuple[float, float]:
