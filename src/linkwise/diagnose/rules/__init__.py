@@ -12,7 +12,7 @@ from linkwise.diagnose.types import Finding
 
 RULES = (
     "mismatch", "hang", "absent", "stacks", "monitors", "network", "devices", "host", "errors", "handoff", "pools",
-    "engines", "links", "routes", "late", "quotas", "compute", "experts",
+    "engines", "links", "routes", "late", "kernels", "quotas", "compute", "experts",
 )  # fmt: skip
 
 

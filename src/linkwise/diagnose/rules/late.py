@@ -95,12 +95,12 @@ def _late(case: Case, t: Timing) -> list[int]:
         peers = peers_of(case, who)
         if not peers or t.held_ns[who] < RATIO * low(t.held_ns[peers]) or not _beyond_clocks(case, t, who):
             continue
-        if min(_charged_by_chance(t, who, peers), _slower_by_chance(case, t, who, peers)) < CHANCE:
+        if min(charged_by_chance(t, who, peers), _slower_by_chance(case, t, who, peers)) < CHANCE:
             found.append(who)
     return sorted(found, key=lambda who: -t.held_ns[who])
 
 
-def _charged_by_chance(t: Timing, who: int, peers: list[int]) -> float:
+def charged_by_chance(t: Timing, who: int, peers: list[int]) -> float:
     """At most how likely one of equal ranks would be charged with as much, when every pause falls on any of them alike.
 
     Each pause counts by its length, so that a few long ones, which any rank may have had, prove little: Chernoff's
