@@ -14,8 +14,7 @@ from linkwise.plan.engine_of import engine_of
 from linkwise.plan.figures import Subject, batches, figures, ops_of, traffic_figures
 from linkwise.plan.ledger import ledger_figures
 from linkwise.plan.placement import naive_grid
-from linkwise.plan.step import Op
-from linkwise.plan.types import Fit, Plan
+from linkwise.plan.types import Fit, Op, Plan
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -66,10 +65,10 @@ def explain(value: Plan | Fit, path: str) -> Explanation:
     step = path.split(".", maxsplit=1)[0]
     if step not in {"prefill", "decode", "mixed"} or path not in value.textbook:
         return _checked(Explanation(path, chain), value)
-    found = beside(value, step).get(path)
-    if found is None:
+    taught = beside(value, step).get(path)
+    if taught is None:
         raise _not_from_inputs(path)
-    return _checked(Explanation(path, chain, found.chain, found.differences), value)
+    return _checked(Explanation(path, chain, taught.chain, taught.differences), value)
 
 
 class Beside(NamedTuple):
