@@ -88,6 +88,21 @@ def test_the_rate_servers_that_share_a_queue_hold_is_the_m_m_c_queue_s() -> None
     assert found == pytest.approx(low, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("good", "start", "found"),
+    [
+        ({5, 8, 9, 10, 11, 12}, 5, 8),  # five hold by chance: six do not
+        ({5, 8, 9, 10, 11, 12}, 12, 8),
+        ({3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 4, 3),
+        ({2, 4, 6, 12}, 2, 12),  # of no other number the next one holds as well; twelve are the most
+        ({12}, 1, 12),
+        (set(), 3, None),
+    ],
+)
+def test_a_number_counts_when_the_next_one_holds_as_well(good: set[int], start: int, found: int | None) -> None:
+    assert smallest(lambda n: n in good, start, 12) == found
+
+
 def test_a_request_alone_that_is_late_is_seen() -> None:
     trials = Trials(Pool(ONE, constant(1.0)), load(100, 50.0), Run(), Targets(ttft_s=0.9), 0.99)
     assert trials.alone().missed == ("TTFT p99 1 s against 900 ms",)

@@ -109,13 +109,19 @@ def _use(w: World, number: int, pool: Pool, span: float) -> PoolUse:
 
 def _stays(every: Array, role: str) -> tuple[float, float]:
     """Request-seconds in front of a pool and in it, of requests that were served."""
-    done = every[every["status"] == state.DONE]
-    if role == "both":
-        return float((done["start"] - done["arrival"]).sum()), float((done["end"] - done["start"]).sum())
-    moved = done[done["source"] >= 0]
-    if role == "prefill":
-        return float((done["start"] - done["arrival"]).sum()), float((done["prefilled"] - done["start"]).sum())
-    return float((moved["reserved"] - moved["prefilled"]).sum()), float((moved["end"] - moved["reserved"]).sum())
+    count = every["status"] == state.DONE
+    if role == "decode":
+        count = count & (every["source"] >= 0)
+
+    def between(first: str, last: str) -> float:
+        return float(np.sum(every[last] - every[first], where=count))
+
+    waits, runs = {
+        "both": (("arrival", "start"), ("start", "end")),
+        "prefill": (("arrival", "start"), ("start", "prefilled")),
+        "decode": (("prefilled", "reserved"), ("reserved", "end")),
+    }[role]
+    return between(*waits), between(*runs)
 
 
 def _split(done: Array) -> Split | None:
