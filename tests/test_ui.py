@@ -17,6 +17,7 @@ from tests.small import LLAMA
 import linkwise
 from linkwise.core.errors import InputError
 from linkwise.plan.types import NoPlan
+from linkwise.report.page.data import page_data
 from linkwise.report.page.types import Page
 from linkwise.ui import HOST, MAX_BODY_BYTES, Inputs, Server, compute, inputs_of
 
@@ -76,6 +77,25 @@ def test_the_form_begins_with_what_the_plan_was_made_from(plan: linkwise.Plan) -
     assert isinstance(again, Page)
     values = {one.path: one.values[again.plan if len(one.values) > 1 else 0] for one in again.figures}
     assert values == pytest.approx(plan.figures, rel=1e-9)
+
+
+@pytest.mark.parametrize("more", [{}, {"tpot": "8ms"}, {"tp": 2}])
+def test_layouts_are_those_of_a_report_without_a_second_search(
+    plan: linkwise.Plan, more: dict[str, int | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = inputs_of(plan)
+    given = {name: value for name, value in asked.settings.items() if name not in {"lora", "kv_dtype"}} | more
+    found = compute(plan, Inputs(model="llama-3.1-8b", on="4xh100-sxm", engine="vllm", settings=given))
+    assert isinstance(found, Page)
+    beside = linkwise.plan("llama-3.1-8b", on="4xh100-sxm", engine="vllm", **given)  # type: ignore[arg-type]
+    assert isinstance(beside, linkwise.Plan)
+    own = page_data(beside)
+    assert (found.layouts, found.layouts_left_out) == (own.layouts, own.layouts_left_out)
+    if "tp" not in more:  # with a degree given, others are to be searched still
+        monkeypatch.setattr("linkwise.report.page.layouts.search", None)
+        assert isinstance(
+            compute(plan, Inputs(model="llama-3.1-8b", on="4xh100-sxm", engine="vllm", settings=given)), Page
+        )
 
 
 def test_other_inputs_are_another_plan(plan: linkwise.Plan) -> None:

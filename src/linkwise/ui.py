@@ -21,11 +21,14 @@ from msgspec import Meta
 
 from linkwise import api, doors, settings
 from linkwise.core.errors import InputError, LinkwiseError
+from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
 from linkwise.engine.base import Options
+from linkwise.plan.search import Points
 from linkwise.plan.types import NoPlan, Plan
 from linkwise.report.page.data import page_data
 from linkwise.report.page.html import html, script_of
+from linkwise.report.page.layouts import Searched
 from linkwise.report.page.types import Page
 
 HOST = "127.0.0.1"
@@ -85,8 +88,13 @@ def compute(base: Plan, asked: Inputs) -> Page | NoPlan:
     cluster = base.cluster if asked.on == base.cluster.name else _cluster(asked.on)
     fixed = api._fixed(settings.degrees(given), model, cluster)
     engine = doors.engine(asked.engine)
-    found = build(model, cluster, engine, settings.options(given), settings.workload(given), fixed=fixed)
-    return found if isinstance(found, NoPlan) else page_data(found)
+    seen: dict[Layout, Points] = {}
+    found = build(
+        model, cluster, engine, settings.options(given), settings.workload(given), fixed=fixed, seen=seen.__setitem__
+    )
+    if isinstance(found, NoPlan):
+        return found
+    return page_data(found, searched=None if fixed else Searched(seen, found.rejected))
 
 
 def _known(name: str, given: settings.Settings) -> Any:

@@ -15,7 +15,7 @@ from linkwise.plan.types import Plan
 from linkwise.report.page import others
 from linkwise.report.page.chains import Writer, book_chains, book_figures, book_textbook
 from linkwise.report.page.faults import faults
-from linkwise.report.page.layouts import layouts
+from linkwise.report.page.layouts import Searched, layouts
 from linkwise.report.page.memory import memory
 from linkwise.report.page.observed import compare
 from linkwise.report.page.picture import CHAINED, Counted, picture
@@ -39,12 +39,14 @@ def page_data(
     findings: Findings | None = None,
     lab: LabResult | None = None,
     used: Sequence[str] = (),
+    searched: Searched | None = None,
 ) -> Page:
     """Everything the page shows of a plan.
 
     handoff: what moving KV takes on the plan's cluster; handoff_chains: of its figures. traffics: by name, steps
     counted at another placement. evidence: what ran, to hold against the plan. findings: what to mark. lab:
     what its links counted while the evidence was written. used: what stands beside the plan, in words.
+    searched: the search that made the plan, so that it is not made again; None = it is.
     """
     writer = Writer()
     batches = sizes(plan) if plan.cluster.size <= _MANY else sizes(plan, 6)
@@ -66,7 +68,7 @@ def page_data(
     drawn = picture(plan, counted, marks, writer)
     figures = book_figures(plan, batches, writer)
     carried = book_chains("handoff.", handoff_chains or {}, writer)
-    tried, left_out = layouts(plan)
+    tried, left_out = layouts(plan, searched)
     decode = next(one.links for one in counted if one.step == "decode" and one.batch == batches[own])
     observed = compare(evidence, plan, decode, lab) if evidence else None
     targets = plan.workload.targets

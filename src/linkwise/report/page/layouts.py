@@ -1,10 +1,10 @@
 """Every layout of the search on one plot: tokens/s a user against tokens/s a device.
 
-The search is made again from the inputs that the plan embeds. It tells of every layout that fits at all batch sizes it
-tries, whether it meets the targets or not.
+A search tells of every layout that fits at all batch sizes it tries, whether it meets the targets or not.
 """
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +23,32 @@ Curve = tuple[tuple[int, float, float], ...]
 Floats = npt.NDArray[Any]
 
 
-def layouts(plan: Plan) -> tuple[tuple[Tried, ...], int]:
-    """Layouts tried, the chosen one first, and how many are left out."""
+class Searched(NamedTuple):
+    """A search without fixed degrees: layouts that fit, at their batch sizes, and those rejected."""
+
+    points: Mapping[Layout, Points]
+    rejected: Sequence[Rejection]
+
+
+def again(plan: Plan) -> Searched:
+    """The search made again from the inputs that the plan embeds."""
+    points: dict[Layout, Points] = {}
     engine = registry.get(plan.engine, plan.engine_version)
-    curves: dict[Layout, Curve] = {}
+    found = search(plan.model, plan.cluster, engine, plan.options, plan.workload, seen=points.__setitem__)
+    return Searched(points, found.rejected)
 
-    def seen(layout: Layout, points: Points) -> None:
-        curves[layout] = _curve(plan, layout, points.sizes, points.tpot, points.rate)
 
-    found = search(plan.model, plan.cluster, engine, plan.options, plan.workload, seen=seen)
+def layouts(plan: Plan, searched: Searched | None = None) -> tuple[tuple[Tried, ...], int]:
+    """Layouts tried, the chosen one first, and how many are left out. searched: what made the plan, where it is there
+    and no degree was fixed; None = search again."""
+    found = searched or again(plan)
+    curves = {layout: _curve(plan, layout, one.sizes, one.tpot, one.rate) for layout, one in found.points.items()}
     curves[plan.layout] = _own(plan)
     second = plan.runner_up.layout if plan.runner_up else None
     # Best first, so that what is left out is what nobody would choose.
-    best = {one.layout: one.max_rate_per_s / one.group_size for one in found.candidates} | {plan.layout: 0.0}
+    out = {one.layout for one in found.rejected}
+    best = {layout: _most(one) / layout.size for layout, one in found.points.items() if layout not in out}
+    best |= {plan.layout: 0.0}
     order = sorted(best, key=lambda one: (one != plan.layout, one != second, -best[one]))
     verdicts = {plan.layout: "chosen", second: "runner-up"}
     rejected = [one for one in found.rejected if one.layout != plan.layout]
@@ -49,6 +62,11 @@ def layouts(plan: Plan) -> tuple[tuple[Tried, ...], int]:
     kept += [_rejected(one, curves[one.layout]) for one in slow[: max(0, MOST - len(kept))]]
     kept += [_rejected(one, ()) for one in short[:MOST]]
     return tuple(kept), len(order) + len(rejected) - len(kept)
+
+
+def _most(points: Points) -> float:
+    """Requests/s of one replica at most, inside the targets."""
+    return float(np.max(points.rate, where=points.meets_tpot & points.meets_ttft, initial=0.0))
 
 
 def _rejected(one: Rejection, points: Curve) -> Tried:
