@@ -54,7 +54,10 @@ def register(
             bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=_OUT)
         ] = False,
     ) -> int:  # fmt: skip
-        """Fit an engine's step to your own results. Exit code 1: rows left out are predicted worse than before."""
+        """Fit an engine's step to your own results.
+
+        Exit code 1: rows left out are predicted worse than before, or no row is explained; 3: too few rows to tell.
+        """
         from linkwise import api_calibrate
         from linkwise.engine import step_calibrations
         from linkwise.report.calibrate import kernel_screen, screen
@@ -82,6 +85,6 @@ def register(
             show_json(outcome)
         else:
             show(screen(outcome, left_out, every=all_, written=str(output or "")))
-        return 1 if "keep the constants" in outcome.trust else 0
+        return {"better": 0, "worse": 1, "undecided": 3}[outcome.verdict]
 
     command(calibrate)

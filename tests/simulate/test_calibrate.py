@@ -14,10 +14,11 @@ from linkwise.core.layout import Layout
 from linkwise.engine import registry
 from linkwise.engine.base import Options
 from linkwise.engine.step_calibrations import load, shipped
-from linkwise.engine.step_constants import StepCalibration, StepConstants
+from linkwise.engine.step_constants import Spread, StepCalibration, StepConstants
 from linkwise.model import read
 from linkwise.simulate.calibrate.case import Case, serving
 from linkwise.simulate.calibrate.fit import NAMES, Space, fit, grouped, pooled, predicted, simulated
+from linkwise.simulate.calibrate.made import spread_of
 from linkwise.simulate.calibrate.own import calibrate
 from linkwise.simulate.calibrate.rows import Given, cases_of
 from linkwise.simulate.calibrate.steps import run_of
@@ -160,7 +161,8 @@ def test_the_command_writes_a_file_that_plan_takes(tmp_path: Path):
     assert done.exit_code in {0, 1}, done.output
     assert "median TPOT" in done.output
     made = load(out)
-    assert made.range.rows == shipped("vllm").range.rows + 8
+    known = shipped("vllm").range.rows
+    assert known < made.range.rows <= known + 8, "times made up: some rows are not explained"
     settings = {"engine": f"vllm=={VERSION}", "isl": 1000, "osl": 100, "tp": 1}
     plan = linkwise.plan("llama-3.1-8b", "1xh100-sxm", calibration=str(out), **settings)
     assert plan.step_calibration == made
@@ -169,3 +171,42 @@ def test_the_command_writes_a_file_that_plan_takes(tmp_path: Path):
     assert linkwise.load(tmp_path / "plan.json").step_calibration == made, "the plan file embeds it"
     with pytest.raises(InputError, match="fitted to vllm"):
         linkwise.plan("llama-3.1-8b", "1xh100-sxm", engine="sglang", isl=1000, osl=100, calibration=str(out))
+
+
+def test_a_row_that_is_not_explained_extends_no_range_and_widens_intervals():
+    # One run at a length no row has, a hundred times slower than any engine: the constants cannot explain it.
+    base = shipped("vllm")
+    assert base is not None
+    usual = run_of(case(60_000, 64, 1)._replace())
+    slow = case(60_000, 64, 1)._replace(tpot_s=100 * usual.tpot_s, ttft_s=float("nan"))
+    found = calibrate([slow], base, source="made")
+    assert (found.explained, found.verdict) == (0, "worse")
+    assert "explain none" in found.trust
+    assert found.calibration.range == base.range
+    for name in ("tpot", "tpot_outside"):
+        now, before = getattr(found.calibration.spreads, name), getattr(base.spreads, name)
+        # Measured is slower: nine values, the ninetieth percentile a fifth of the way from the second largest to it.
+        assert now.high > before.high + 0.15 * np.log(found.after.tpot / (1 - found.after.tpot))
+        assert now.low <= before.low
+    assert found.calibration.spreads.ttft == base.spreads.ttft
+
+
+def test_few_rows_that_are_explained_are_undecided_and_narrow_nothing():
+    base = shipped("vllm")
+    assert base is not None
+    usual = run_of(case(512, 64, 4))
+    found = calibrate([case(512, 64, 4)._replace(tpot_s=usual.tpot_s, ttft_s=usual.ttft_s)], base, source="made")
+    assert (found.explained, found.verdict) == (1, "undecided")
+    assert found.calibration.spreads == base.spreads
+    assert found.calibration.range.rows == base.range.rows + 1
+
+
+def test_a_spread_known_before_counts_as_eight_rows():
+    before = Spread(low=-0.1, high=0.2)
+    # Seven rows at 1.0 and eight like the spread: the 90th percentile of fifteen is the thirteenth and a bit, a 1.0.
+    assert spread_of(np.full(7, 1.0), before).high == pytest.approx(1.0)
+    assert spread_of(np.full(7, 1.0), before).low == pytest.approx(-0.1)
+    assert spread_of(np.zeros(7), before) == before, "few rows narrow nothing"
+    many = np.linspace(-0.01, 0.01, 21)
+    assert spread_of(many, before) == Spread(low=-0.008, high=0.008), "tenths of 21 values in even steps"
+    assert spread_of(many, before, narrower=False) == before

@@ -20,7 +20,7 @@ def screen(
 ) -> "list[str | Table]":
     """Errors before and after, the constants that moved, and the rows that were left out."""
     lines: list[str | Table] = [
-        f"rows       {found.rows} of {found.engine}; constants before: {found.base}",
+        f"rows       {found.rows} of {found.engine}, {found.explained} explained; constants before: {found.base}",
         f"error      median TPOT {_pair(found, 'tpot')}; TTFT {_pair(found, 'ttft')}",
         f"trust      {found.trust}",
     ]

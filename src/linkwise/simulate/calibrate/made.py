@@ -1,6 +1,7 @@
 """A calibration from a fit: values with errors, the range they were fitted on, how far measurements spread."""
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from linkwise.simulate.tables import Floats
 
 SET = "set, not fitted: the norm in which reading and computing add up; reading a cache and attending to it add up"
 _FEW = 20  # rows below which percentiles of their own residuals mean little
+KNOWN_AS = 8  # rows that a spread known before counts as, beside new ones
+_NINE_TENTHS = 1.2816  # standard deviations of a normal above which one of ten lies
 _DIGITS = 4
 
 
@@ -70,13 +73,26 @@ def range_of(cases: Sequence[Case]) -> Range:
     )  # fmt: skip
 
 
-def spread_of(logs: Floats, otherwise: Spread | None = None) -> Spread:
-    """The 10th and 90th percentile of log(measured / predicted). otherwise: where there are too few."""
+def spread_of(logs: Floats, before: Spread | None = None, *, narrower: bool = True) -> Spread:
+    """The 10th and 90th percentile of log(measured / predicted).
+
+    before: a spread known from others, which few rows widen and never narrow: it counts as KNOWN_AS rows beside them.
+    narrower: whether many rows may; they stand for themselves then.
+    """
     known = logs[np.isfinite(logs)]
-    if len(known) < _FEW and otherwise is not None:
-        return otherwise
-    low, high = np.quantile(known, (0.1, 0.9)) if len(known) else (-0.7, 0.7)
-    return Spread(low=_rounded(float(low)), high=_rounded(float(high)))
+    if before is None:
+        low, high = np.quantile(known, (0.1, 0.9)) if len(known) else (-0.7, 0.7)
+        return Spread(low=_rounded(float(low)), high=_rounded(float(high)))
+    if len(known) >= _FEW and narrower:
+        return spread_of(known)
+    low, high = np.quantile(np.concatenate((known, _like(before))), (0.1, 0.9))
+    return Spread(low=_rounded(float(min(low, before.low))), high=_rounded(float(max(high, before.high))))
+
+
+def _like(spread: Spread) -> Floats:
+    """KNOWN_AS values with these percentiles: a normal on either side of 0."""
+    at = np.array([NormalDist().inv_cdf((place + 0.5) / KNOWN_AS) for place in range(KNOWN_AS)]) / _NINE_TENTHS
+    return np.where(at < 0, -at * min(spread.low, 0.0), at * max(spread.high, 0.0))
 
 
 def _rounded(value: float, digits: int = _DIGITS) -> float:

@@ -5,8 +5,10 @@ The constants known before are the prior, so that a few rows move what they tell
 
 import datetime
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
@@ -33,6 +35,7 @@ from linkwise.simulate.tables import Floats
 _CLOSE, _WIDE = 0.1, 0.5  # how far one deployment's constants lie from those of all, as logarithms
 _FOLDS = 10
 ENOUGH = 8  # rows from which on an error of rows left out means something
+Verdict = Literal["better", "worse", "undecided"]
 
 
 class Moved(Frozen, frozen=True, kw_only=True):
@@ -55,7 +58,9 @@ class Error(Frozen, frozen=True, kw_only=True):
 
 class Outcome(Frozen, frozen=True, kw_only=True):
     """What calibrating to results came to. before, after: with the constants there were and the fitted ones; left_out:
-    each row predicted by constants fitted without it (or without its tenth)."""
+    each row predicted by constants fitted without it (or without its tenth). explained: rows inside the 80 % interval
+    there was, by the fitted constants or by those fitted without it; only they extend the range. verdict: whether rows
+    left out are predicted better (or no worse) than before; undecided where there are too few; trust: it in words."""
 
     engine: str
     base: str
@@ -64,6 +69,8 @@ class Outcome(Frozen, frozen=True, kw_only=True):
     before: Error
     after: Error
     left_out: Error
+    explained: int
+    verdict: Verdict
     trust: str
     calibration: StepCalibration
 
@@ -88,12 +95,33 @@ def calibrate(
     without = _left_out(cases, steps, fitted)
     first = predicted(grouped(cases, begin, space), space, space.centre, len(cases))
     errors = [_error(of, truth) for of in (first, after, without)]
-    made = _file(fitted, engine, cases, base, truth - after, source)
+    explained = _explained(truth - after, truth - without, base)
+    off = np.where(np.isfinite(without), truth - without, truth - after)
+    made = _file(fitted, engine, cases, base, off, explained, source)
+    verdict = _verdict(len(cases), explained, errors)
     return Outcome(
         engine=engine, base=base.label if base else "no results: what published kernels do", rows=len(cases),
         moved=_moved(fitted, engine), before=errors[0], after=errors[1], left_out=errors[2],
-        trust=_words(cases, errors), calibration=made,
+        explained=int(explained.sum()), verdict=verdict, trust=_words(verdict, explained), calibration=made,
     )  # fmt: skip
+
+
+def _explained(after: Floats, without: Floats, base: StepCalibration | None) -> npt.NDArray[np.bool_]:
+    """Of each row, whether all of it that was measured lies inside the interval known before: with all rows fitted, or
+    with itself left out. after, without: log(measured / predicted) of TPOT, then of TTFT."""
+    number = len(after) // 2
+    if base is None:
+        return np.ones(number, dtype=bool)
+    spreads = (base.spreads.tpot, base.spreads.ttft)
+    found = np.zeros(number, dtype=bool)
+    for off in (after, without):
+        inside = [
+            (part >= spread.low) & (part <= spread.high) | np.isnan(part)
+            for part, spread in zip((off[:number], off[number:]), spreads, strict=True)
+        ]
+        seen = np.isfinite(off[:number]) | np.isfinite(off[number:])
+        found |= inside[0] & inside[1] & seen
+    return found
 
 
 def _space(engine: str, base: StepCalibration | None) -> Space:
@@ -153,15 +181,20 @@ def _moved(fitted: Fitted, engine: str) -> tuple[Moved, ...]:
 
 
 def _file(
-    fitted: Fitted, engine: str, cases: Sequence[Case], base: StepCalibration | None, off: Floats, source: str
+    fitted: Fitted, engine: str, cases: Sequence[Case], base: StepCalibration | None, off: Floats,
+    explained: npt.NDArray[np.bool_], source: str,
 ) -> StepCalibration:  # fmt: skip
+    """off: log(measured / predicted), of rows left out where that is known. Rows widen the spread outside the range as
+    well: a row that the constants do not explain is there."""
     number, today = len(cases), datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
     usual = base.spreads if base is not None else None
+    tpot, ttft = off[:number], off[number:]
     spreads = Spreads(
-        tpot=spread_of(off[:number], usual.tpot if usual else None),
-        ttft=spread_of(off[number:], usual.ttft if usual else None),
-        tpot_outside=usual.tpot_outside if usual else spread_of(off[:0]),
-        ttft_outside=usual.ttft_outside if usual else spread_of(off[:0]),
+        tpot=spread_of(tpot), ttft=spread_of(ttft), tpot_outside=spread_of(off[:0]), ttft_outside=spread_of(off[:0])
+    ) if usual is None else Spreads(
+        tpot=spread_of(tpot, usual.tpot), ttft=spread_of(ttft, usual.ttft),
+        tpot_outside=spread_of(tpot, usual.tpot_outside, narrower=False),
+        ttft_outside=spread_of(ttft, usual.ttft_outside, narrower=False),
     )  # fmt: skip
     made = calibration_of(
         fitted, engine, cases, spreads, label=f"{engine} on {source[:80]}, {today}", made=today, source=source
@@ -171,7 +204,9 @@ def _file(
     kept = {
         name: replace(one, source=f"{one.source}; before: {base.label}") for name, one in made.constants.items()
     } | {name: one for name, one in base.constants.items() if name not in made.constants}
-    return replace(made, constants=_known(kept), versions=base.versions, range=_joined(base.range, range_of(cases)))
+    inside = [case for case, fits in zip(cases, explained, strict=True) if fits]
+    seen = _joined(base.range, range_of(inside)) if inside else base.range
+    return replace(made, constants=_known(kept), versions=base.versions, range=seen)
 
 
 def _known(constants: dict[str, Constant]) -> dict[str, Constant]:
@@ -192,14 +227,33 @@ def _joined(a: Range, b: Range) -> Range:
     )  # fmt: skip
 
 
-def _words(cases: Sequence[Case], errors: Sequence[Error]) -> str:
-    """How far the fitted constants can be trusted, in a sentence."""
+def _verdict(rows: int, explained: npt.NDArray[np.bool_], errors: Sequence[Error]) -> Verdict:
     before, _, without = errors
-    if len(cases) < ENOUGH:
-        return f"{len(cases)} rows say what happens near them; {ENOUGH} or more are needed to see how others would fare"
-    if _loss(without) > _loss(before):
-        return "rows left out are predicted worse than before: keep the constants there were"
-    return "rows left out are predicted no worse than before: use it for runs like these"
+    if not explained.any():
+        return "worse"
+    if rows < ENOUGH:
+        return "undecided"
+    return "worse" if _loss(without) > _loss(before) else "better"
+
+
+def _words(verdict: Verdict, explained: npt.NDArray[np.bool_]) -> str:
+    """How far the fitted constants can be trusted, in a sentence."""
+    rows, fits = len(explained), int(explained.sum())
+    if not fits:
+        return (
+            "the fitted constants explain none of the rows: keep the constants there were, and look for a setting the"
+            " rows do not say"
+        )
+    many = (
+        ""
+        if fits == rows
+        else f"; {rows - fits} of {rows} rows are not explained: they widen the intervals and extend no range"
+    )
+    if verdict == "undecided":
+        return f"undecided: {rows} rows say what happens near them, {ENOUGH} or more how others would fare{many}"
+    if verdict == "worse":
+        return f"rows left out are predicted worse than before: keep the constants there were{many}"
+    return f"rows left out are predicted no worse than before: use it for runs like these{many}"
 
 
 def _loss(error: Error) -> float:
