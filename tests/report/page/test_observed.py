@@ -1,5 +1,7 @@
 """A trace against the plan, on records whose sizes are worked out by hand."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 from tests.small import LLAMA
@@ -145,6 +147,32 @@ def test_counters_of_a_nic_against_its_link(two: linkwise.Plan, tmp_path) -> Non
     (link,) = compared(two, *ranks, facts=facts).links
     assert (link.observed_bytes, link.links) == (8000 * 4, "n0.nic0>rail0")
     assert link.planned_bytes == pytest.approx(SENT)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_counters_of_nics_that_no_file_names_are_summed_by_node(
+    plan: linkwise.Plan, tmp_path: Path, devices: int
+) -> None:
+    cluster = replace(shorthand("2x1xh100-sxm"), nics_per_node=2, detail=None)
+    two = linkwise.plan(plan.model, on=cluster, engine="linkwise", tp=2, isl=8, osl=8)
+    assert isinstance(two, linkwise.Plan)
+    for look, words in (("before", 1000), ("after", 9000)):
+        for device in range(devices):
+            folder = tmp_path / look / "box1" / f"sys/class/infiniband/mlx5_{device}/ports/1/counters"
+            folder.mkdir(parents=True)
+            (folder / "port_rcv_data").write_text(f"{words}\n")
+    facts = gather([tmp_path], processes=0).facts
+    ranks = [replace(r, head=replace(r.head, host=f"box{i}")) for i, r in enumerate((record(0), record(1)))]
+    found = compared(two, *ranks, facts=facts)
+    if devices != 2:  # one of them may be of a storage network
+        assert found.links == ()
+        assert found.notes == ("3 RDMA counters of box1, which has 2 NICs by the plan: not compared",)
+        return
+    (link,) = found.links
+    assert (link.observed_bytes, link.counter) == (2 * 8000 * 4, "box1: 2 RDMA devices, port_rcv_data_bytes")
+    # What rank 0 sends on the ring of two is what rank 1 receives, over both NICs together.
+    assert link.planned_bytes == pytest.approx(SENT)
+    assert found.notes == ()
 
 
 def test_links_of_a_lab(two: linkwise.Plan) -> None:

@@ -4,7 +4,7 @@ What was planned is computed anew for the batches that the trace says ran, from 
 size depends on cached context, which a trace does not tell, have no planned bytes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -85,8 +85,11 @@ def compare(
         notes.append(f"{counted(lost, 'call')} are known to be missing from the records")
     steps = max((len(rank.batches) for rank in ranks), default=0)
     scale = _scale(plan, planned)
-    links = _nics(evidence, plan, decode, scale) + (_lab(lab, decode, scale) if lab and scale else ())
-    return Comparison(ranks=len(ranks), steps=steps, ops=tuple(rows), links=links, notes=tuple(notes))
+    nics = list(_nics(evidence, plan, decode, scale))
+    links = [one for one in nics if isinstance(one, ObservedLink)]
+    links += _lab(lab, decode, scale) if lab and scale else ()
+    notes += [one for one in nics if isinstance(one, str)]
+    return Comparison(ranks=len(ranks), steps=steps, ops=tuple(rows), links=tuple(links), notes=tuple(notes))
 
 
 def _seen(ranks: Iterable[RankTrace]) -> dict[Key, tuple[int, float, float | None]]:
@@ -184,35 +187,58 @@ def _row(key: Key, plan: _Sum | None, seen: tuple[int, float, float | None] | No
 
 def _nics(
     evidence: Evidence, plan: Plan, decode: Sequence[LinkLoad], scale: Mapping[str, float]
-) -> tuple[ObservedLink, ...]:
-    """Counters of NICs that a topology file names, against what the planned calls put on the NIC's links."""
-    detail = plan.cluster.detail
-    if detail is None or not detail.nic_names or not scale:
-        return ()
+) -> Iterator[ObservedLink | str]:
+    """Counters of NICs against what the planned calls put on the NICs' links, and what could not be compared.
+
+    A NIC that a topology file names is held against its own link. Where none is named, RDMA counters of a node are
+    summed, and held against all links of the node's NICs, if the node has as many.
+    """
+    cluster = plan.cluster
+    if not scale or not cluster.nics_per_node:
+        return
+    names = cluster.detail.nic_names if cluster.detail else ()
     hosts = {
-        rank.head.host: plan.cluster.node_of(device)
+        rank.head.host: cluster.node_of(device)
         for rank in evidence.trace.ranks
         if (device := device_of(plan, rank.head.unit, rank.head.rank)) >= 0
     }
-    found = []
+    unnamed: dict[tuple[int, str, str], dict[str, float]] = {}
     for fact, growth in grown(Case(evidence), *_SENT, *_RECEIVED):
         name = fact.device.partition(":")[0]
         # A file of a host's kernel does not say whose it is; the folder it was put into may.
         host = fact.host or next((part for part in PurePath(fact.source).parts if part in hosts), "")
-        node = hosts.get(host, 0 if plan.cluster.nodes == 1 else -1)
-        if node < 0 or name not in detail.nic_names:
+        node = hosts.get(host, 0 if cluster.nodes == 1 else -1)
+        if node < 0:
             continue
-        vertex = f"n{node}.nic{detail.nic_names.index(name)}"
-        links = [link for link in decode if _beyond(link, vertex, sent=fact.name in _SENT)]
-        found.append(
-            ObservedLink(
-                counter=" ".join(word for word in (host, fact.device, fact.name.partition(".")[2]) if word),
-                links=", ".join(link.name for link in links) or vertex,
-                planned_bytes=sum(_ran(link, scale) for link in links),
-                observed_bytes=growth,
+        if name in names:
+            words = " ".join(word for word in (host, fact.device, fact.name.partition(".")[2]) if word)
+            yield _on(decode, scale, node, [names.index(name)], fact.name, words, growth)
+        elif not names and fact.name.startswith("ib."):
+            unnamed.setdefault((node, host, fact.name), {})[fact.device] = growth
+    for (node, host, counter), counts in unnamed.items():
+        if len(counts) != cluster.nics_per_node:
+            yield (
+                f"{counted(len(counts), 'RDMA counter')} of {host or f'node {node}'}, which has {cluster.nics_per_node}"
+                " NICs by the plan: not compared"
             )
-        )
-    return tuple(found)
+            continue
+        words = f"{host or f'node {node}'}: {counted(len(counts), 'RDMA device')}, {counter.partition('.')[2]}"
+        yield _on(decode, scale, node, range(cluster.nics_per_node), counter, words, sum(counts.values()))
+
+
+def _on(
+    decode: Sequence[LinkLoad], scale: Mapping[str, float], node: int, nics: Sequence[int], counter: str, words: str,
+    growth: float,
+) -> ObservedLink:  # fmt: skip
+    """What a counter saw, against the planned bytes of the links of these NICs of a node."""
+    vertices = [f"n{node}.nic{number}" for number in nics]
+    links = [link for link in decode for vertex in vertices if _beyond(link, vertex, sent=counter in _SENT)]
+    return ObservedLink(
+        counter=words,
+        links=", ".join(link.name for link in links) or ", ".join(vertices),
+        planned_bytes=sum(_ran(link, scale) for link in links),
+        observed_bytes=growth,
+    )
 
 
 def _lab(lab: LabResult, decode: Sequence[LinkLoad], scale: Mapping[str, float]) -> tuple[ObservedLink, ...]:
