@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,3 +103,15 @@ def test_what_is_no_id(name: str) -> None:
     assert not hub.is_id(name)
     with pytest.raises(InputError, match="organisation/model"):
         hub.check_id(name)
+
+
+def test_a_hub_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = threading.Event()
+    _install(monkeypatch, Library(Path()))
+    monkeypatch.setattr(hub, "WHOLE_S", 0.2)
+    monkeypatch.setattr(hub, "_file", lambda *_, **__: waiting.wait(5))
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"did not answer whole within 0\.2 s"):
+        hub.fetch("some/model")
+    assert time.monotonic() - began < 2
+    waiting.set()

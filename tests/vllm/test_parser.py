@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.vllm import models
 
+import linkwise
+from linkwise.api_launch import launch
 from linkwise.cluster.read import load as cluster_of
 from linkwise.core.layout import Layout
 from linkwise.engine import registry as engines
@@ -18,6 +20,7 @@ from linkwise.launch.base import Asked
 from linkwise.launch.build import assemble
 from linkwise.launch.types import Deployment, Group, Served
 from linkwise.model.read import load as model_of
+from linkwise.plan.handoff_types import HandoffOptions
 from linkwise.plan.search import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own
@@ -114,6 +117,26 @@ def test_commands_are_accepted_with_the_plans_degrees(folders: dict[str, Path]) 
         print(f"  {line}")
     assert not refused
     assert accepted >= 60
+
+
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+def test_commands_of_pools_are_accepted(folders: dict[str, Path], connector: str) -> None:
+    found = linkwise.handoff(
+        str(folders["dense"]), CLUSTER, prompt=1000, prefill_tp=2, decode_tp=4, rate="1/s", osl=100,
+        factors=HandoffOptions(connector=connector),
+    )  # fmt: skip
+    made = launch(found, weights=str(folders["dense"]), hosts=("127.0.0.1",) * 8)
+    for role in ("prefill", "decode"):
+        process = made.serving(role)[0]  # type: ignore[arg-type]
+        config = configured(process.command)
+        group = next(g for g in made.groups if g.name == process.group)
+        assert config.parallel_config.tensor_parallel_size == group.layout.tp
+        assert config.kv_transfer_config.kv_connector == {"nixl": "NixlConnector"}.get(connector, "MooncakeConnector")
+        asked = engines.get("vllm").parse(list(process.command)).options
+        assert asked.max_seqs and asked.max_batched_tokens and asked.memory_utilization
+        assert config.scheduler_config.max_num_seqs == asked.max_seqs
+        assert config.scheduler_config.max_num_batched_tokens == asked.max_batched_tokens
+        assert config.cache_config.gpu_memory_utilization == asked.memory_utilization
 
 
 def test_the_pass_that_shards_the_sequence_is_there_or_refused(folders: dict[str, Path]) -> None:

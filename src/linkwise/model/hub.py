@@ -1,13 +1,18 @@
 """A model's config from the Hugging Face hub: config.json and hf_quant_config.json, never weights."""
 
+import queue
 import re
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_json_object
 
 MAX_CONFIG_BYTES = 32 * 2**20
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of a connection or a read
+WHOLE_S = 60.0  # of all of it
+T = TypeVar("T")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _ID = re.compile(f"{_PART}/{_PART}")
 
@@ -42,9 +47,36 @@ def fetch(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
             where="model",
             hint="Give the folder that holds its config.json, or install linkwise[hub]",
         ) from None
-    config = _file(huggingface_hub, name, "config.json", required=True)
-    assert config is not None  # noqa: S101 - required
-    return config, _file(huggingface_hub, name, "hf_quant_config.json", required=False)
+
+    def both() -> tuple[dict[str, Any], dict[str, Any] | None]:
+        config = _file(huggingface_hub, name, "config.json", required=True)
+        assert config is not None  # noqa: S101 - required
+        return config, _file(huggingface_hub, name, "hf_quant_config.json", required=False)
+
+    return _within(WHOLE_S, both, name)
+
+
+def _within(most_s: float, ask: Callable[[], T], name: str) -> T:
+    """What is asked, or InputError when it takes longer: the library bounds each read alone, so that a server which
+    sends a byte a second would hold it for ever. The thread that waits for it ends with the process."""
+    done: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put(ask())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            done.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        found = done.get(timeout=most_s)
+    except queue.Empty:
+        raise InputError(
+            f"the hub did not answer whole within {most_s:g} s", where=name, hint="Give the folder of its config.json"
+        ) from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _file(library: Any, name: str, file: str, *, required: bool) -> dict[str, Any] | None:
