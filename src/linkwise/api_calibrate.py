@@ -41,13 +41,14 @@ def fitted(
     read = [results.read(path) for path in paths]
     rows = [row for one in read for row in one.rows]
     if engine:
-        name = registry.get(engine).name
-        rows = [row for row in rows if row.engine is None or _is(row.engine, name)]
+        registry.get(engine)  # an unknown one is an error of its own, not of every row
     found = cases_of(rows, Given(engine=engine, model=model, cluster=cluster(on) if on else None, tp=tp))
     left_out = tuple(one for part in read for one in part.left_out) + found.left_out
     if not found.cases:
-        why = f": {left_out[0].where}: {left_out[0].reason}" if left_out else ""
-        raise InputError(f"no row can be simulated{why}", where="calibrate", expected="rows with model, GPU and load")
+        raise InputError(
+            f"none of {len(left_out)} rows can be simulated: {'; '.join(_reasons(left_out))}", where="calibrate",
+            expected="rows of one engine with model, GPU, lengths and load",
+        )  # fmt: skip
     known = _known(base) or found.cases[0].served.engine.calibration
     return decide(found.cases, known, source=", ".join(Path(path).name for path in paths)), left_out
 
@@ -85,10 +86,14 @@ def _known(base: "str | Path | StepCalibration") -> "StepCalibration | None":
     return (step_calibrations.load(base) if base else None) if isinstance(base, (str, Path)) else base
 
 
-def _is(word: str, name: str) -> bool:
-    from linkwise.engine import registry
+_SHOWN = 3  # reasons why no row can be simulated
 
-    try:
-        return registry.get(word).name == name
-    except InputError:
-        return False
+
+def _reasons(left_out: "Sequence[LeftOut]") -> list[str]:
+    """The reasons, most rows first, each with the first place where it holds."""
+    places: dict[str, list[str]] = {}
+    for one in left_out:
+        places.setdefault(one.reason, []).append(one.where)
+    most = sorted(places.items(), key=lambda item: -len(item[1]))
+    found = [f"{where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''}: {why}" for why, where in most]
+    return found[:_SHOWN] + ([f"{len(found) - _SHOWN} more reasons"] if len(found) > _SHOWN else [])

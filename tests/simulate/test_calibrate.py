@@ -138,6 +138,58 @@ def test_rows_become_runs_and_what_cannot_is_named():
         assert word in words[key], key
 
 
+def reason(**changes: object) -> str:
+    found = cases_of([row(**changes)], Given())
+    assert not found.cases
+    return found.left_out[0].reason
+
+
+def test_runs_that_cannot_have_been_are_named():
+    # Llama-3.1-8B takes 131,072 tokens (config.json). 70.6 GB of 2-byte weights twice over: 141 GB on a card of 80.
+    assert "1,000,000 tokens in and 90 out; expected 131,072 of llama-3.1-8b" in reason(isl=1_000_000)
+    assert "weights" in reason(model="llama-3.1-70b", tp=1)
+    assert "KV" in reason(isl=131_072 - 90, gpu="l4")
+    assert cases_of([row(model="llama-3.1-70b", tp=4, gpus=4)], Given()).cases
+
+
+def test_a_ledger_short_by_little_is_taken_for_a_run_that_ran(monkeypatch: pytest.MonkeyPatch):
+    from linkwise.plan.types import Shortfall
+    from linkwise.simulate.calibrate import rows
+
+    real = rows.ledger
+    for need, held in ((1.04, 1), (1.06, 0)):
+        short = Shortfall(resource="weights", rank=0, need=need, have=1.0, unit="B", reason="weights do not fit")
+        monkeypatch.setattr(rows, "ledger", lambda *given, s=short: replace(real(*given), shortfall=s))
+        assert len(cases_of([row()], Given()).cases) == held
+
+
+def test_a_run_that_drafts_tokens_is_one_or_is_named():
+    # Drafted one by one with chance p: 1 + p = 1.85; 1 + p + p^2 = 1.75 at p = 0.5.
+    drafts = {"model": "deepseek-v3", "gpu": "h200", "tp": 8, "speculative": True}
+    for drafted, accepted, chance in ((1, 1.85, 0.85), (2, 1.75, 0.5)):
+        (one,) = cases_of([row(**drafts, drafted=drafted, accepted=accepted)], Given()).cases
+        assert one.served.options.mtp_tokens == drafted
+        assert one.served.options.mtp_acceptance == pytest.approx(chance, rel=1e-9)
+    assert "no layers of its own" in reason(speculative=True, accepted=2.6, drafted=3)
+    assert "drafted (tokens a step)" in reason(**drafts, accepted=1.8)
+    assert "accepted (tokens a step yields)" in reason(**drafts)
+    assert "2 tokens drafted and 3.5 yielded" in reason(**drafts, drafted=2, accepted=3.5)
+
+
+def test_rows_of_another_engine_than_asked_are_named(tmp_path: Path):
+    from linkwise.api_calibrate import fitted
+
+    found = cases_of([row(), row(engine="sglang", source="b")], Given(engine="vllm"))
+    assert len(found.cases) == 1
+    assert found.left_out[0].reason == "a row of sglang; expected vllm, as --engine says"
+    table = tmp_path / "results.csv"
+    table.write_text(
+        "engine,model,gpu,tp,isl,osl,concurrency,tpot_ms\n" + "sglang,llama-3.1-8b,h100,1,900,90,4,9\n" * 2
+    )
+    with pytest.raises(InputError, match="line 2 and 1 more: a row of sglang; expected vllm, as --engine says"):
+        fitted(table, engine="vllm")
+
+
 def test_rows_of_two_engines_are_refused():
     found = cases_of([row(), row(engine="sglang")], Given())
     with pytest.raises(InputError, match="rows of one engine"):

@@ -298,6 +298,40 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (VLLM, (None, None, None)),
+        (SGLANG | {"accept_length": None}, (None, None, None)),
+        # vllm/benchmarks/serve.py: acceptance length = 1 + accepted / drafts; 3 tokens a draft.
+        (VLLM | {"spec_decode_acceptance_rate": 60.0, "spec_decode_acceptance_length": 2.8,
+                 "spec_decode_num_drafts": 100, "spec_decode_draft_tokens": 300, "spec_decode_accepted_tokens": 180},
+         (True, 2.8, 3.0)),
+        (VLLM | {"spec_decode_num_drafts": 100, "spec_decode_draft_tokens": 300, "spec_decode_accepted_tokens": 180},
+         (True, 2.8, 3.0)),
+        (VLLM | {"spec_decode_acceptance_rate": 60.0}, (True, None, None)),
+        # sglang/bench_serving.py accept_length; server_args.py speculative_*.
+        (SGLANG | {"accept_length": 2.6}, (True, 2.6, None)),
+        (SGLANG | {"accept_length": 2.6, "server_info": SGLANG["server_info"] | {
+            "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1}},
+         (True, 2.6, 3.0)),
+        (SGLANG | {"accept_length": 2.6, "server_info": SGLANG["server_info"] | {
+            "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 4}},
+         (True, 2.6, None)),
+        # ai-dynamo/aiperf docs/metrics_reference.md, speculative decoding: totals of steps and of drafted tokens.
+        (AIPERF | {"spec_decode_token_weighted_acceptance_length": figure("ratio", 3.25),
+                   "total_spec_decode_steps": figure("count", 16.0), "total_draft_tokens": figure("tokens", 64.0)},
+         (True, 3.25, 4.0)),
+        ("isl,osl,concurrency,tpot_ms,accept_length,num_speculative_tokens\n100,10,1,5,1.9,2\n", (True, 1.9, 2.0)),
+        ("isl,osl,concurrency,tpot_ms,mtp\n100,10,1,5,1\n", (True, None, None)),
+        ("isl,osl,concurrency,tpot_ms,mtp\n100,10,1,5,0\n", (False, None, None)),
+    ],
+)  # fmt: skip
+def test_runs_that_draft_tokens_say_so(tmp_path: Path, content: Any, said: tuple[object, ...]) -> None:
+    found = only(read(tmp_path, content))
+    assert (found.speculative, found.accepted, found.drafted) == said
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([VLLM, SGLANG, AIPERF, GENAI, GUIDELLM]), st.data()

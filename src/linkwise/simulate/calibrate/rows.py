@@ -1,7 +1,7 @@
 """Rows of benchmark results as runs: what a row says, what the user adds, and why a row cannot be one."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from linkwise.cluster import presets
 from linkwise.cluster.types import Cluster
@@ -12,13 +12,17 @@ from linkwise.engine.base import Engine, Options
 from linkwise.model import read
 from linkwise.model.types import Model
 from linkwise.plan.interval import quantisation_of
+from linkwise.plan.ledger import ledger
 from linkwise.simulate.calibrate.case import MOST_REQUESTS, PER_USER, Case, serving
 from linkwise.workload.results import LeftOut, Row
+from linkwise.workload.types import Workload
 
 _DTYPES = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4",
            "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "bfloat16"}  # fmt: skip
 # Lengths a file gives as means, where it does not say that all are alike: uniform in 0.8 to 1.0 of what has that mean.
 _MEAN_SHARE = 0.9
+_NEAR_WHOLE = 0.05  # tokens drafted a step, where a file counts them: the last step of a request may draft fewer
+SLACK = 0.05  # by which the ledger may be short of what a run had, and it is taken for one that ran all the same
 
 
 class Given(NamedTuple):
@@ -31,7 +35,7 @@ class Given(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """Runs of one engine, and the rows that cannot be simulated, each with the reason."""
+    """Runs, and the rows that cannot be simulated, each with the reason."""
 
     cases: tuple[Case, ...]
     left_out: tuple[LeftOut, ...]
@@ -51,7 +55,7 @@ def cases_of(rows: Sequence[Row], given: Given) -> Readings:
 
 def case_of(row: Row, given: Given) -> Case:
     """A row as a run. Raises InputError that says what is missing or cannot be."""
-    isl, osl = _needed(row.isl, "isl", row), _needed(row.osl, "osl", row)
+    isl, osl = (_needed(getattr(row, name), name, row) for name in ("isl", "osl"))
     if row.ttft_s is None and row.tpot_s is None:
         raise InputError("neither TTFT nor TPOT", where=row.source, expected="one of them")
     engine = _engine(row, given)
@@ -60,6 +64,10 @@ def case_of(row: Row, given: Given) -> Case:
     if layout.size > cluster.size:
         raise InputError(f"{layout} on {cluster.size} devices", where=row.source, expected=f"{layout.size} devices")
     model = _model(given.model or _needed_text(row.model, "model", row), row.gemm_quant)
+    if isl + osl > model.max_len:
+        raise InputError(
+            f"{isl:,.0f} tokens in and {osl:,.0f} out", where=row.source, expected=f"{model.max_len:,} of {model.name}"
+        )
     users = int(row.concurrency or 0)
     if not users and row.rate_per_s is None:
         raise InputError("no load", where=row.source, expected="a concurrency or a rate")
@@ -68,7 +76,8 @@ def case_of(row: Row, given: Given) -> Case:
     if row.fixed_lengths is None:
         isl, osl = isl / _MEAN_SHARE, osl / _MEAN_SHARE
     number = (row.requests or PER_USER * users or 1000) // replicas
-    options = Options(kv_dtype=_kv(row.kv_dtype), max_seqs=max(256, users))
+    options = Options(kv_dtype=_kv(row.kv_dtype), max_seqs=max(256, users), **_drafts(row, model))
+    _held(model, cluster, engine, layout, options, row)
     what = serving(model, cluster, engine, layout, options, round(isl), round(osl))
     return Case(
         what, round(isl), round(osl), "fixed" if row.fixed_lengths else "uniform", users, rate,
@@ -91,12 +100,64 @@ def _needed_text(value: str | None, name: str, row: Row) -> str:
 
 def _engine(row: Row, given: Given) -> Engine:
     name, _, version = (given.engine or _needed_text(row.engine, "engine", row)).partition("==")
+    if given.engine and row.engine and not _same(row.engine, name):
+        raise InputError(f"a row of {row.engine}"[:80], where=row.source, expected=f"{name}, as --engine says")
     if not version and row.version and row.version[:1].isdigit():
         version = row.version
     try:
         return registry.get(name, version or None)
     except InputError:
         return registry.get(name)  # a version that is no number: the facts' own
+
+
+def _same(word: str, name: str) -> bool:
+    """Whether a row's word is this engine."""
+    try:
+        return registry.get(word).name == registry.get(name).name
+    except InputError:
+        return False
+
+
+def _drafts(row: Row, model: Model) -> dict[str, Any]:
+    """Options of a run that drafts tokens. Raises InputError where its steps cannot be described."""
+    if not row.speculative:
+        return {}
+    if not model.mtp_layers:
+        raise InputError(
+            f"it drafts tokens, and {model.name} has no layers of its own for that", where=row.source,
+            expected="a run without drafting: the steps of a draft model are not described",
+        )  # fmt: skip
+    accepted, drafted = row.accepted, row.drafted
+    if accepted is None or drafted is None:
+        missing = "drafted (tokens a step)" if accepted is not None else "accepted (tokens a step yields)"
+        raise InputError("it drafts tokens", where=row.source, expected=f"{missing}, or a run without drafting")
+    number = round(drafted)
+    if abs(number - drafted) > _NEAR_WHOLE or not 1 <= accepted <= number + 1:
+        raise InputError(
+            f"{drafted:g} tokens drafted and {accepted:g} yielded a step", where=row.source,
+            expected="a whole number of drafted tokens, and 1 to one more than that yielded",
+        )  # fmt: skip
+    return {"mtp_tokens": number, "mtp_acceptance": _chance(accepted, number)}
+
+
+def _chance(accepted: float, drafted: int) -> float:
+    """The chance that a drafted token is kept, given those before it were: 1 + p + ... + p^drafted = accepted."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**i for i in range(drafted + 1)) < accepted else (low, middle)
+    return high
+
+
+def _held(model: Model, cluster: Cluster, engine: Engine, layout: Layout, options: Options, row: Row) -> None:
+    """Raises InputError for a run that its devices' memory cannot have held: our ledger may be off by SLACK."""
+    isl, osl = round(row.isl or 1), round(row.osl or 1)
+    short = ledger(model, cluster, engine, layout, options, Workload(isl_tokens=isl, osl_tokens=osl)).shortfall
+    if short is not None and short.need > short.have * (1 + SLACK):
+        raise InputError(
+            f"{model.name} as {layout} on {cluster.accelerator.name}: {short.reason}", where=row.source,
+            expected="a layout that its memory holds",
+        )  # fmt: skip
 
 
 def _layout(row: Row, given: Given) -> Layout:

@@ -7,6 +7,7 @@ numbers as text. input_config is nested in the first and flat in the second.
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from linkwise.workload.results import names
 from linkwise.workload.results.base import Entry, Unusable, usable
@@ -41,7 +42,7 @@ def rows(entry: Entry) -> Iterator[Row]:
             model=model, isl=isl.tokens("avg"), osl=osl.tokens("avg"), fixed_lengths=_fixed(isl, osl),
             concurrency=stated.number("concurrency", low=1.0, high=1e7), rate_per_s=stated.rate("request_rate"),
             requests=entry.part("request_count").whole("avg", low=0), ttft_s=_time(entry, "time_to_first_token"),
-            tpot_s=_time(entry, "inter_token_latency"), source=entry.where, **said,
+            tpot_s=_time(entry, "inter_token_latency"), source=entry.where, **_drafting(entry), **said,
         )
     )  # fmt: skip
     if cancelled is True and not row.requests:
@@ -64,6 +65,16 @@ def _time(entry: Entry, name: str) -> float | None:
     if unit not in SECONDS:
         raise Unusable(f"field {name}.unit: {unit!r}, expected one of {', '.join(SECONDS)}")
     return part.seconds("avg", scale=SECONDS[unit])
+
+
+def _drafting(entry: Entry) -> dict[str, Any]:
+    """Newer versions count drafts where the server reports them: AIPerf's metrics reference, spec_decode_*."""
+    names_of = ("spec_decode_token_weighted_acceptance_length", "spec_decode_acceptance_length")
+    found = [entry.part(name).number("avg", low=0.0, high=names.MAX_DRAFTED + 1) for name in names_of]
+    steps, tokens = (entry.part(name).number("avg") for name in ("total_spec_decode_steps", "total_draft_tokens"))
+    accepted = found[0] or found[1]
+    drafted = tokens / steps if steps and tokens else None
+    return {"speculative": True if accepted or drafted else None, "accepted": accepted, "drafted": drafted}
 
 
 def _fixed(isl: Entry, osl: Entry) -> bool | None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from linkwise.workload.results.base import Entry, Unusable
 
+MAX_DRAFTED = 64
 ENGINES = {
     "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "tensorrtllm": "trtllm", "trt-llm": "trtllm",
     "trt_llm": "trtllm",
@@ -26,6 +27,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "osl": ("osl", "output_tokens", "output_len", "output_length", "completion_tokens"),
     "fixed_lengths": ("fixed_lengths",),
     "speculative": ("speculative", "mtp", "mtp_suspected"),
+    "accepted": ("accepted", "accept_length", "acceptance_length", "spec_decode_acceptance_length"),
+    "drafted": ("drafted", "num_speculative_tokens", "speculative_num_steps"),
     "concurrency": ("concurrency", "max_concurrency", "users"),
     "rate_per_s": ("rate_per_s", "request_rate", "rate"),
     "requests": ("requests", "num_requests", "num_prompts", "completed"),
@@ -58,3 +61,21 @@ def deployment(entry: Entry) -> dict[str, Any]:
     found |= {name: word(entry.text(*ALIASES[name])) for name in ("gemm_quant", "moe_quant", "kv_dtype")}
     found |= {name: entry.text(*ALIASES[name]) for name in ("version", "gpu")}
     return found | {"engine": engine(entry.text(*ALIASES["engine"]))}
+
+
+def drafting(entry: Entry) -> dict[str, Any]:
+    """Whether an entry's run drafted tokens, what a step yielded and how many it drafted, as far as its fields say.
+
+    accept_length is SGLang's, spec_decode_* vllm bench serve's (spec_decode_num_drafts counts steps that drafted).
+    """
+    accepted = entry.number(*ALIASES["accepted"], low=0.0, high=MAX_DRAFTED + 1)
+    drafted = entry.number(*ALIASES["drafted"], low=0.0, high=MAX_DRAFTED)
+    steps = entry.number("spec_decode_num_drafts")
+    if steps:
+        kept, tokens = entry.number("spec_decode_accepted_tokens"), entry.number("spec_decode_draft_tokens")
+        accepted = 1 + kept / steps if accepted is None and kept is not None else accepted
+        drafted = tokens / steps if drafted is None and tokens is not None else drafted
+    said = entry.flag(*ALIASES["speculative"])
+    if said is None and ((accepted or 0) > 1 or drafted or entry.number("spec_decode_acceptance_rate") is not None):
+        said = True
+    return {"speculative": said, "accepted": accepted or None, "drafted": drafted or None}

@@ -4,6 +4,7 @@ Newer ones hold the server's own arguments under server_info, and with them the 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from linkwise.workload.results import names
 from linkwise.workload.results.base import Entry
@@ -21,8 +22,9 @@ def recognises(entry: Entry) -> bool:
 def rows(entry: Entry) -> Iterator[Row]:
     """One run."""
     server = entry.part("server_info")
-    said = layout(entry, entry.text("backend"))
+    said: dict[str, Any] = layout(entry, entry.text("backend"))
     said |= {name: value for name, value in _of_server(server).items() if said.get(name) is None}
+    said |= _drafting(entry, server)
     model = server.text("model_path") or entry.text("model", "model_path", "model_id")
     yield served(entry, fixed=_fixed(entry), model=model, **said)
 
@@ -44,6 +46,17 @@ def _of_server(server: Entry) -> dict[str, str | int | None]:
         "gemm_quant": names.word(quantization),
         "kv_dtype": names.word(server.text("kv_cache_dtype")),
     }
+
+
+def _drafting(entry: Entry, server: Entry) -> dict[str, Any]:
+    """accept_length of the run; the server's algorithm and steps. In a tree of drafts (topk above 1) the steps are not
+    the tokens drafted."""
+    found = names.drafting(entry)
+    if server.text("speculative_algorithm") is None:
+        return found
+    chain = (server.whole("speculative_eagle_topk") or 1) == 1
+    steps = server.number("speculative_num_steps", low=0.0, high=names.MAX_DRAFTED) if chain else None
+    return found | {"speculative": True, "drafted": found["drafted"] or steps or None}
 
 
 def _fixed(entry: Entry) -> bool | None:

@@ -78,7 +78,7 @@ def rows(entry: Entry) -> Iterator[Row]:
     said = entry.text(*name["source"])
     yield Row(
         model=entry.text(*name["model"]), isl=entry.tokens(*name["isl"]), osl=entry.tokens(*name["osl"]),
-        fixed_lengths=entry.flag(*name["fixed_lengths"]), speculative=entry.flag(*name["speculative"]),
+        fixed_lengths=entry.flag(*name["fixed_lengths"]), **names.drafting(entry),
         concurrency=concurrency, rate_per_s=rate, requests=entry.whole(*name["requests"]), ttft_s=ttft_s,
         tpot_s=tpot_s, statistic=statistic, source=f"{entry.where} ({said})" if said else entry.where,
         **_deployment(entry),

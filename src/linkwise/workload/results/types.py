@@ -14,10 +14,11 @@ class Row(Frozen, frozen=True, kw_only=True):
     it; gpu likewise. gpus: of the whole deployment; tp, pp, dp_attn, ep: degrees of one serving group (DESIGN §3).
     gemm_quant, moe_quant, kv_dtype: bf16, fp8, fp8_block, nvfp4, int4, ... as the file names them, in lower case.
     isl, osl: tokens of prompt and answer, the mean or the nominal length; fixed_lengths: every request has exactly
-    these. speculative: it drafts tokens (MTP), so that a step yields more than one. concurrency: most requests in
-    flight, in a closed loop or as a limit; rate_per_s: arrivals, None where all came at once. requests: that were
-    completed. ttft_s: to the first token; tpot_s: mean time of a token after the first. statistic: what ttft_s and
-    tpot_s are of the requests. source: file and line, entry or field.
+    these. speculative: it drafts tokens, so that a step yields more than one; accepted: tokens a step yields on
+    average, the one it draws and the drafted ones that are kept; drafted: tokens drafted a step. concurrency: most
+    requests in flight, in a closed loop or as a limit; rate_per_s: arrivals, None where all came at once. requests:
+    that were completed. ttft_s: to the first token; tpot_s: mean time of a token after the first. statistic: what
+    ttft_s and tpot_s are of the requests. source: file and line, entry or field.
     """
 
     engine: str | None = None
@@ -36,6 +37,8 @@ class Row(Frozen, frozen=True, kw_only=True):
     osl: float | None = None
     fixed_lengths: bool | None = None
     speculative: bool | None = None
+    accepted: float | None = None
+    drafted: float | None = None
     concurrency: float | None = None
     rate_per_s: float | None = None
     requests: int | None = None

@@ -27,7 +27,8 @@ def rows(entry: Entry) -> Iterator[Row]:
 
 
 def served(entry: Entry, *, fixed: bool | None, model: str | None, **layout: Any) -> Row:
-    """A run in the fields that vLLM's and SGLang's clients share: totals of tokens, mean_*_ms and median_*_ms."""
+    """A run in the fields that vLLM's and SGLang's clients share: totals of tokens, mean_*_ms and median_*_ms; of
+    drafting what they say, unless `layout` does."""
     requests = entry.whole("completed", low=0)
     if not requests:
         raise Unusable(f"field completed: {requests if requests is not None else 'not there'}, expected 1 or more")
@@ -38,7 +39,8 @@ def served(entry: Entry, *, fixed: bool | None, model: str | None, **layout: Any
         Row(
             model=model, isl=mean.tokens("isl"), osl=mean.tokens("osl"), fixed_lengths=fixed,
             concurrency=entry.number("max_concurrency", low=1.0, high=1e7), rate_per_s=entry.rate("request_rate"),
-            requests=requests, ttft_s=ttft_s, tpot_s=tpot_s, statistic=statistic, source=entry.where, **layout,
+            requests=requests, ttft_s=ttft_s, tpot_s=tpot_s, statistic=statistic, source=entry.where,
+            **names.drafting(entry) | layout,
         )
     )  # fmt: skip
 
