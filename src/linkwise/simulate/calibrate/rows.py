@@ -66,8 +66,9 @@ def case_of(row: Row, given: Given) -> Case:
     model = _model(given.model or _needed_text(row.model, "model", row), row.gemm_quant)
     if isl + osl > model.max_len:
         raise InputError(
-            f"{isl:,.0f} tokens in and {osl:,.0f} out", where=row.source, expected=f"at most {model.max_len:,}, what {model.name} takes"
-        )
+            f"{isl:,.0f} tokens in and {osl:,.0f} out", where=row.source,
+            expected=f"at most {model.max_len:,}, what {model.name} takes",
+        )  # fmt: skip
     users = int(row.concurrency or 0)
     if not users and row.rate_per_s is None:
         raise InputError("no load", where=row.source, expected="a concurrency or a rate")
