@@ -138,3 +138,16 @@ def test_who_is_only_waited_for_behind_another_call_is_not_blamed():
     }
     found = named(diagnose(evidence(rows | {3: calls(2, group="pp")}, groups, world=4)))
     assert {ranks for _, ranks, _ in found} == {(3,)}
+
+
+def test_a_lost_record_is_not_blamed_beside_one_that_its_rank_may_wait_for():
+    # A ring of stages 0 -> 1 -> 2 -> 0: 0 waits for 2, which has no record; 1 is in no call, and 2 may wait for it.
+    groups = {"pp": (0, 1, 2)}
+    rows = {
+        0: [row._replace(peer=2) for row in calls(4, open_last=True, op="recv", group="pp")],
+        1: [row._replace(peer=2) for row in calls(3, op="send", group="pp")],
+    }
+    assert named(diagnose(evidence(rows, groups, world=3))) == [("undecided", (), False)]
+    # Were 2 gone, 1 would wait as well.
+    rows[1] = [row._replace(peer=2) for row in calls(4, open_last=True, op="send", group="pp")]
+    assert named(diagnose(evidence(rows, groups, world=3))) == [("dead_rank", (2,), True)]

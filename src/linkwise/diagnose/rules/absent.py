@@ -204,18 +204,21 @@ def _stood_for(case: Case) -> set[tuple[str, int]]:
 
 
 def _elsewhere(case: Case, groups: list[int]) -> bool:
-    """Whether a member without a record may itself be waiting in another group: between the last two calls of these
-    groups their other members made calls of others, and so did it. Records of open calls alone do not show it."""
+    """Whether a member without a record may itself be waiting in another group: before the call of one of these groups
+    that is stuck, and after the one before, their other members made calls of others, and so did it. Records of open
+    calls alone do not show it."""
     joined = case.joined
+    oldest = {stall.group: stall.oldest for stall in case.stalls}
     for place in groups:
         key = joined.groups[place].key
         for who in joined.groups[place].known.values():
             calls = joined.ranks[who].calls
             if joined.ranks[who].only_open or key not in calls.groups:
                 continue
-            mine = np.flatnonzero(calls.group == calls.groups.index(key))[-2:]
-            shared = [len(joined.ranks[who].head.groups.get(name, ())) > 1 for name in calls.groups]
-            if np.asarray(shared)[calls.group[mine[0] + 1 : mine[-1]]].any():
+            mine = calls.group == calls.groups.index(key)
+            last = np.flatnonzero(mine & (calls.sequence <= oldest[place]))[-2:]
+            shared = np.asarray([len(joined.ranks[who].head.groups.get(name, ())) > 1 for name in calls.groups])
+            if len(last) and shared[calls.group[last[0] + 1 : last[-1]]].any():
                 return True
     return False
 
@@ -233,10 +236,44 @@ def each(case: Case, lacking: dict[tuple[str, int], list[str]], reporter: str) -
     left = [key for key in alone if exit_of(case, key[1]) is None]
     doubt = {key: alone[key] for key in left if _may_wait(case, key, [one for one in left if one != key])}
     for (unit, rank), why in alone.items():
-        if (unit, rank) not in doubt or len(doubt) < 2:
+        free = [] if exit_of(case, rank) else _free(case, unit, rank)
+        if free:
+            yield _or_free(case, unit, rank, free, why, reporter)
+        elif (unit, rank) not in doubt or len(doubt) < 2:
             yield _one(case, unit, rank, why, reporter, exit_of(case, rank))
     if len(doubt) > 1:
         yield _several(doubt, reporter)
+
+
+def _free(case: Case, unit: str, rank: int) -> list[int]:
+    """Records that a rank without one exchanges with and that are in no call: were it gone, they would wait as well, or
+    tell of an error."""
+    if case.told_to_stand:
+        return []
+    recorded = {case.joined.groups[place].members for place in set(case.joined.rows.group.tolist())}
+    return [
+        place
+        for place, one in enumerate(case.joined.ranks)
+        if one.head.unit == unit and not one.only_open and len(one.calls) and place not in case.waiting
+        and any(rank in members and members in recorded for members in one.head.groups.values())
+    ]  # fmt: skip
+
+
+def _or_free(case: Case, unit: str, rank: int, free: list[int], why: list[str], reporter: str) -> Finding:
+    names = ranks_text([case.joined.ranks[place].head.rank for place in free])
+    return Finding(
+        class_="undecided",
+        summary=f"rank {rank} has no record and others wait for it; {names}, which it exchanges with, wait for nothing:"
+        " either it is gone, or it waits for one of these",
+        original_fault=Fault(unit=unit),
+        first_reporter=reporter,
+        confidence=0.5,
+        decided=False,
+        evidence=tuple(why[:6]),
+        would_decide=f"whether the process of rank {rank} still runs; stacks of {names}",
+        next=f"the log of rank {rank}; py-spy dump of {names}",
+        recovery="restart group",
+    )
 
 
 def _may_wait(case: Case, key: tuple[str, int], others: list[tuple[str, int]]) -> bool:
