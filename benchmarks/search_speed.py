@@ -110,7 +110,7 @@ def simulated(plan: Any, rate: float) -> tuple[float, float]:
     """Mean TPOT and TTFT of requests once the run is warm, seconds. Long enough for twelve stays."""
     stay = plan.chosen.point.ttft_s + plan.chosen.point.tpot_s * plan.workload.osl_tokens
     number = int(min(max(2000, 12 * stay * rate), 30_000))
-    kept = measured(played(plan, requests=number, rate=rate).requests)
+    kept = measured(played(plan, requests=number, rate=rate, lengths="fixed").requests)
     tpot = (kept["end"] - kept["first"]) / np.maximum(kept["output"] - 1, 1)
     return float(tpot.mean()), float((kept["first"] - kept["arrival"]).mean())
 

@@ -1,0 +1,52 @@
+"""How often `linkwise simulate` calls a load saturated that is not, and misses one that is.
+
+Llama-3.3-70B, two replicas of tp 4 on H100, vLLM, 4,000 in and 500 out. What they serve is measured first, under twice
+as much; then loads around it are simulated over seeds, with rates as asked and as if from a trace. Needs numba.
+"""
+
+import sys
+
+import numpy as np
+
+from linkwise import api
+from linkwise.plan.types import Plan
+from linkwise.simulate.load import Asked, load_of
+from linkwise.simulate.of_plan import pool_of
+from linkwise.simulate.rules import Run
+from linkwise.simulate.run import simulate
+from linkwise.simulate.saturation import saturation
+from linkwise.simulate.state import Array
+
+SHARES = (0.8, 0.9, 0.95, 1.04, 1.085, 1.2)
+RUNS = ((500, 200), (2000, 100), (20_000, 10))  # requests, seeds
+
+
+def main() -> int:
+    found = api.plan("llama-3.3-70b", "8xh100-sxm", tp=4, isl=4000, osl=500, rate="3/s", pareto=False)
+    if not isinstance(found, Plan):
+        raise SystemExit("no plan")
+    every = requests(found, 9.0, 8000, "poisson", 0)
+    last = float(every["arrival"].max())
+    most = float(((every["end"] > last / 2) & (every["end"] < last)).sum()) / (last / 2)
+    print(f"served at most {most:.3f}/s; share of runs called saturated, at so many times that load")
+    print(f"{'requests':>9} {'arrivals':>9} {'rate':>6}  " + "".join(f"{share:>7}" for share in SHARES))
+    for number, seeds in RUNS:
+        for kind in ("poisson", "gamma"):
+            runs = [[requests(found, most * s, number, kind, seed) for seed in range(seeds)] for s in SHARES]
+            for name in ("asked", "trace"):
+                asked = [most * share if name == "asked" else None for share in SHARES]
+                called = [
+                    np.mean([bool(saturation(x, rate)) for x in one]) for one, rate in zip(runs, asked, strict=True)
+                ]
+                print(f"{number:>9} {kind:>9} {name:>6}  " + "".join(f"{100 * x:>6.1f}%" for x in called), flush=True)
+    return 0
+
+
+def requests(plan: Plan, rate: float, number: int, kind: str, seed: int) -> Array:
+    """The requests of a run, as the loop leaves them."""
+    load = load_of(plan, Asked(number=number, rate_per_s=rate, arrivals=kind), seed).requests
+    return simulate([pool_of(plan, load, replicas=2)[0]], load, Run(seed=seed)).requests
+
+
+if __name__ == "__main__":
+    sys.exit(main())
