@@ -182,7 +182,10 @@ def _task(
     options = _settings.options(given, today.options)
     notes = (*today.notes, *ignored)
     by = calibrations.timed(get(today.engine, version), given.get("calibration"))
-    replicas = None if own and not today.partial else today.replicas
+    replicas: int | None = today.replicas
+    if own:  # a server's engines are attention replicas of a group, or groups
+        engines = today.replicas * today.layout.dp_attn
+        replicas = max(1, engines // fixed.get("dp_attn", 1)) if today.partial else None
     return _Task(what, where, by, options, workload, fixed, replicas, notes, today.kv_tokens)
 
 

@@ -306,6 +306,21 @@ def test_a_servers_engines_are_the_replicas_of_the_degrees_given(monkeypatch: py
     assert found.figures == beside.figures
 
 
+@pytest.mark.parametrize(
+    ("more", "layout", "replicas"),
+    [
+        ({}, Layout(tp=2, dp_attn=2), 1), ({"ep": 4}, Layout(tp=2, dp_attn=2, ep=4), 1), ({"dp_attn": 1}, Layout(tp=2), 2),
+    ],
+)  # fmt: skip
+def test_a_servers_engines_are_attention_replicas_where_experts_are_shared(
+    more: dict[str, int], layout: Layout, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_getter", lambda _: served(metrics=METRICS, models=MODELS))
+    found = linkwise.plan(on="8xh100-sxm", from_running="http://h:1", tp=2, isl=1000, osl=100, **more)  # type: ignore[arg-type]
+    assert isinstance(found, linkwise.Plan)
+    assert (found.layout, found.replicas) == (layout, replicas)
+
+
 def test_a_servers_kv_room_is_held_against_the_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     def notes(blocks: int) -> list[str]:
         running(monkeypatch, blocks)

@@ -17,7 +17,7 @@ def manifests(asked: Asked, launcher: Launcher, cast: Cast) -> tuple[schema.Mani
             expected="--engine dynamo",
         )  # fmt: skip
     sets = pods.sets(asked, launcher, cast)
-    components = [_frontend(cast, len(asked.groups) > 1)]
+    components = [_frontend(cast, asked)]
     found: list[schema.Manifest] = []
     for one in sets:
         found += pods.config(one)
@@ -43,12 +43,15 @@ def manifests(asked: Asked, launcher: Launcher, cast: Cast) -> tuple[schema.Mani
     return (*found, graph)
 
 
-def _frontend(cast: Cast, several: bool) -> schema.Component:
+def _frontend(cast: Cast, asked: Asked) -> schema.Component:
+    """Its router and the model's tokenizer, which it fetches as workers fetch the model."""
+    mode = "kv" if len(asked.groups) > 1 else "round-robin"
     main = schema.Container(
         name="main",
         image=cast.image,
         command=("python3", "-m", "dynamo.frontend"),
-        args=("--http-port", str(PORT), "--router-mode", "kv" if several else "round-robin"),
+        args=("--http-port", str(PORT), "--router-mode", mode),
+        env=() if pods.by_path(asked) else (pods.token(),),
     )
     template = schema.PodTemplate(spec=schema.PodSpec(containers=(main,)))
     return schema.Component(name="Frontend", type="frontend", replicas=1, pod_template=template)
