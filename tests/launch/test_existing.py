@@ -309,9 +309,11 @@ def test_a_servers_engines_are_the_replicas_of_the_degrees_given(monkeypatch: py
 @pytest.mark.parametrize(
     ("more", "layout", "replicas"),
     [
-        ({}, Layout(tp=2, dp_attn=2), 1), ({"ep": 4}, Layout(tp=2, dp_attn=2, ep=4), 1), ({"dp_attn": 1}, Layout(tp=2), 2),
+        ({}, Layout(tp=2, dp_attn=2), 1),
+        ({"ep": 4}, Layout(tp=2, dp_attn=2, ep=4), 1),
+        ({"dp_attn": 1}, Layout(tp=2), 2),
     ],
-)  # fmt: skip
+)
 def test_a_servers_engines_are_attention_replicas_where_experts_are_shared(
     more: dict[str, int], layout: Layout, replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
