@@ -43,7 +43,7 @@ def rows(case: Case) -> tuple[Row, ...]:
             late_s=None if t is None else float(t.own_ns[place]) / 1e9,
             waited_s=None if waited is None else float(waited[place]),
             own_s=None if gaps is None else float(gaps[place]),
-            moved_s=None if moved is None else float(moved[place]),
+            moved_s=None if moved is None or rank.polled else float(moved[place]),
             transport=transports.get(rank.head.rank, "") or rank.head.transport,
             errors=errors.get(rank.head.rank, ()),
             last=last.get(place, ""),
