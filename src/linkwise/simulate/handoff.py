@@ -64,10 +64,13 @@ def offer(w: Record, r: int, now: float) -> None:
 
 @compiled
 def reserve(w: Record, lane: int, now: float) -> None:
-    """Blocks for the prompts that wait to be moved here, in order; with them a prompt joins the queue of the links."""
+    """Blocks for the prompts that wait to be moved here, in order; with them a prompt joins the queue of the links.
+
+    What the lane preempted was there first: while it waits for blocks, no prompt takes any.
+    """
     one = a.lane(w)[lane]
     pool = a.pool(w)[a.replica(w)[one.replica].pool]
-    while one.hands > 0 and one.running < pool.max_seqs:
+    while one.hands > 0 and one.waiting == 0 and one.running < pool.max_seqs:
         r = one.hand_head
         req = a.request(w)[r]
         need = kv.own_blocks(w, lane, r)
