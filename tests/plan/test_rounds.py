@@ -3,7 +3,7 @@
 import pytest
 
 from linkwise.core.quantity import plain
-from linkwise.plan.rounds import Lengths, Load, settle
+from linkwise.plan.rounds import Lengths, Load, _fullest, settle
 
 MANY = 20_000  # rounds of a stay: the wait for the first token does not count
 
@@ -70,3 +70,12 @@ def test_prompts_that_fill_a_step_wait_for_each_other():
     single = lengths(calm=0.01, held=0.1, full=0.1, prompt=0.1, room=1.0)
     found = settle(single, load(1.0, tokens=0.0), plain)
     assert found.ttft == pytest.approx(0.1 / (2 - 2**0.5), rel=0.04)
+
+
+def test_chunks_on_many_attention_replicas_meet_by_chance():
+    # Two chunks on eight replicas are on one of them in one of eight cases; on a single replica always.
+    assert _fullest(1.0, 8) == pytest.approx(1 / 8)
+    assert _fullest(3.0, 1) == 3.0
+    # Eight hundred on eight: a hundred each, deviation ten, and the largest of eight normals some 1.4 of those above
+    # (tables of order statistics: 1.42); sqrt(2 ln 8) = 2.04 is the bound that is taken.
+    assert 99 + 14 < _fullest(799.0, 8) < 99 + 21

@@ -18,7 +18,7 @@ def test_mean_times_at_a_poisson_rate_are_the_simulated_ones(engine: str, share:
     words = {"engine": engine, "tp": 1, "isl": 1000, "osl": 200}
     rate = share * api.plan("llama-3.1-8b", "1xh100-sxm", **words).chosen.max_rate_per_s
     plan = api.plan("llama-3.1-8b", "1xh100-sxm", rate=rate, **words)
-    kept = measured(played(plan, requests=3000, rate=rate, seed=1).requests)
+    kept = measured(played(plan, requests=3000, rate=rate, lengths="fixed", seed=1).requests)
     tpot = float(((kept["end"] - kept["first"]) / np.maximum(kept["output"] - 1, 1)).mean())
     ttft = float((kept["first"] - kept["arrival"]).mean())
     assert plan.chosen.point.tpot_s == pytest.approx(tpot, rel=ASKED)

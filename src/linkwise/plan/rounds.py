@@ -156,7 +156,7 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     share = named("held_share", minimum(1, run / cycle * longer), "", "of rounds held up by a prompt")
     again = maximum(0, coming / load.flight / maximum(NONE, starts) - 1)
     again = named("again", again, "chunks", "beside the first of a start")
-    same = named("same", maximum(0, (1 + again) / load.lanes - 1), "chunks", "of them in the same batch")
+    same = named("same", _fullest(again, load.lanes), "chunks", "beside another in the fullest batch")
     beside = named("beside", more * same + length.shared * (again - same), "s", "they add")
     mean = named("mean_round", calm + (held - calm + beside) * share, "s")
     # Where prompts run first, rows of the same batch draw nothing then.
@@ -164,6 +164,15 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     draws = named("draws", 1 - waits, "", "share of rounds in which a row draws a token")
     eta = named("eta", maximum(0, 1 - calm / mean), "", "share of time that prompts take")
     return Pace(calm, held, mean, more, share, draws, eta), beside, longer
+
+
+def _fullest(again: Num, lanes: int) -> Num:
+    """Chunks beyond the first in the fullest of the batches that 1 + again chunks fall into by chance."""
+    if lanes == 1:
+        return again
+    each = (1 + again) / lanes
+    pairs = again * each / 2  # few chunks: as many as pairs of them meet; many: a normal's largest of so many
+    return minimum(minimum(again, pairs), maximum(0, each - 1) + power(2 * math.log(lanes) * each, 0.5))
 
 
 def _met(length: Lengths, load: Load, pace: Pace, coming: Num, rows: Num) -> tuple[Num, Num]:
