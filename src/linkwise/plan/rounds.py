@@ -152,8 +152,9 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     over = power(further / (1 + further), length.room * load.lanes / load.chunks)
     steps = named("steps", load.chunks - 1 + 1 / (1 - over), "starts", "the prompts of a start take")
     longer = named("longer", steps / (1 + (steps - 1) / cycle), "", "starts with a prompt, over those with a new one")
-    starts = named("prompt_starts", minimum(1, longer / cycle), "", "share of starts with a prompt")
-    share = named("held_share", minimum(1, run / cycle * longer), "", "of rounds held up by a prompt")
+    least = coming / load.flight / (length.room * load.lanes)  # no start has more than a step has room for
+    starts = named("prompt_starts", minimum(1, maximum(least, longer / cycle)), "", "share of starts with a prompt")
+    share = named("held_share", minimum(1, maximum(starts, run / cycle * longer)), "", "of rounds held up by one")
     again = maximum(0, coming / load.flight / maximum(NONE, starts) - 1)
     again = named("again", again, "chunks", "beside the first of a start")
     same = named("same", _fullest(again, load.lanes), "chunks", "beside another in the fullest batch")
