@@ -116,7 +116,7 @@ def scaled(
     replicas all the time. Raises InputError as the command does.
     """
     from linkwise.simulate import scaling
-    from linkwise.simulate.autoscale import PERIOD_S, references
+    from linkwise.simulate.autoscale import PERIOD_S
     from linkwise.simulate.autoscale import autoscale as run_rules
     from linkwise.simulate.load import Asked
     from linkwise.simulate.rules import Run
@@ -140,9 +140,9 @@ def scaled(
         trace=workload, number=positive(requests, "--requests"), rate_per_s=_rate(rate), arrivals=kind,
         spread=lengths or None, long=long or None, swing=swing, period_s=every, isl=isl, osl=osl,
     )  # fmt: skip
-    whole = shaped.cluster.size // shaped.layout.size
+    known += scaling.references(known, shaped.cluster.size // shaped.layout.size)
     return run_rules(
-        shaped, (*known, *references(known, whole)), seconds, asked, Run(seed=seed, router=router, steps_kept=steps),
+        shaped, known, seconds, asked, Run(seed=seed, router=router, steps_kept=steps),
         targets=targets_of(shaped, ttft, tpot), progress=progress,
     )  # fmt: skip
 

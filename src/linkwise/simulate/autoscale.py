@@ -399,10 +399,3 @@ def cold_start(plan: Plan, load_Bps: float, start_up_s: float) -> float:
         raise InputError(f"{load_Bps:g} B/s", where="--load-rate", expected="1MB/s or more")
     ranks = min(plan.layout.size, plan.cluster.devices_per_node)
     return ranks * max(r.bytes_of("weights") for r in plan.ledger.ranks) / load_Bps + start_up_s
-
-
-def references(rules: Sequence[Rule], whole: int) -> tuple[Rule, ...]:
-    """Beside the rules: their fewest and their most replicas all the time."""
-    least, most = min(rule.least for rule in rules), max(rule.most or whole for rule in rules)
-    counts = dict.fromkeys((least, min(most, whole)))
-    return tuple(Rule(name=f"{n} all the time", measure="fixed", least=n, most=n) for n in counts)

@@ -91,7 +91,8 @@ def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
             ("--arrivals", asked.arrivals, why), ("--period", asked.period_s, why), ("--swing", asked.swing, why),
         )  # fmt: skip
         longest = longest_of(plan) if asked.long != "drop" else None
-        return Load(traces.load(asked.trace, most=asked.number or MAX_REQUESTS, longest=longest), users or 0, ())
+        notes = (f"{users:,} users in a closed loop: the trace's arrivals are not followed",) if users else ()
+        return Load(traces.load(asked.trace, most=asked.number or MAX_REQUESTS, longest=longest), users or 0, notes)
     together("simulate", ("--long", asked.long, "without --workload: lengths that are drawn fit the context"))
     if rate is None and users is None:
         rate, users = work.rate_per_s, work.concurrency if work.rate_per_s is None else None

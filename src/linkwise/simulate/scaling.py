@@ -8,7 +8,7 @@ in the last `down_window_s`. A schedule wants what its clock says.
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +116,13 @@ def wants(rule: Rule, now: float, measured: Measured, current: int) -> int:
     if current and abs(exact / current - 1) <= rule.tolerance:
         return current
     return math.ceil(exact - 1e-9)
+
+
+def references(rules: Sequence[Rule], whole: int) -> tuple[Rule, ...]:
+    """Beside the rules: their fewest and their most replicas all the time."""
+    least, most = min(rule.least for rule in rules), max(rule.most or whole for rule in rules)
+    counts = dict.fromkeys((least, min(most, whole)))
+    return tuple(Rule(name=f"{n} all the time", measure="fixed", least=n, most=n) for n in counts)
 
 
 class _Rule(Frozen, frozen=True, kw_only=True):
