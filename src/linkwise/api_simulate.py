@@ -48,10 +48,11 @@ def played(
     from linkwise.simulate.rules import Run
 
     shaped = plan_of(plan, isl, osl)
-    if not fault:
-        together("simulate", ("--recovery", recovery, "without --fault: nothing dies"))
+    wrong = faults(fault)
+    if not any(one.kind == "down" for one in wrong):
+        together("simulate", ("--recovery", recovery, "without --fault down:...: nothing dies"))
     run = Run(
-        seed=seed, router=router, recovery=recovery or "elsewhere", max_waiting=max_waiting, faults=faults(fault),
+        seed=seed, router=router, recovery=recovery or "elsewhere", max_waiting=max_waiting, faults=wrong,
         think_s=_seconds(think, "--think") or 0.0, steps_kept=steps,
     )  # fmt: skip
     asked = Asked(

@@ -49,6 +49,7 @@ def test_a_load_is_said_once(linkwise: Shell, command: str, words: str, said: st
         ("simulate p.json --think 1s", "--think without --concurrency"),
         ("simulate p.json --concurrency 4 --arrivals even", "--arrivals beside --concurrency"),
         ("simulate p.json --recovery drop", "--recovery without --fault"),
+        ("simulate p.json --recovery drop --fault slow:0@1s-2sx2", "--recovery without --fault down"),
         ("simulate p.json --steps 10", "--steps without --timeline"),
         ("simulate p.json --concurrency 20000000", "1..2000000"),
         ("capacity p.json --failures 0 --failure-of node", "--failure-of with --failures 0"),
