@@ -198,9 +198,11 @@ def _first(length: Lengths, load: Load, pace: Pace, beside: Num, coming: Num) ->
     busy = pace.held + beside
     square = pace.calm * pace.calm * (1 - pace.share) + busy * busy * pace.share
     met = named("round_met", square / pace.mean, "s", "of rounds, long ones are met more often")
-    then = pace.mean / load.flight if load.ahead else 0
+    # Half of the round under way, until its batch starts. Put together ahead: until any batch starts, of those in
+    # flight, and a round more.
+    start = met / 2 / load.flight + pace.mean if load.ahead else met / 2
     working = named("working", 1 - power(1 / math.e, load.others), "", "chance that the replica is not idle")
-    wait = named("wait", working * (met / 2 + then), "s", "the round under way, and one put together before it came")
+    wait = named("wait", working * start, "s", "until it is in a step")
     full = coming / (load.lanes * load.flight) / length.room * length.full / pace.mean
     filled = named("prompt_load", minimum(full, MAX_PROMPT_LOAD), "", "of the room for prompts")
     # M/D/c after Sakasegawa: a step serves `room` chunks. Those under way are counted above, hence no root minus 1.
