@@ -168,7 +168,7 @@ def main() -> None:
               f"            {figures(plain[n:], what.truth[n:])}")  # fmt: skip
         if options.quick:
             return
-    space = pooled(sorted(set(what.engine)), SINCE)
+    space = pooled(sorted({case.served.engine.name for case in what.cases}), SINCE)
     whole = fit(what.cases, space)
     steps = simulated(what.cases, space, whole.at)
     groups = grouped(what.cases, steps, space)

@@ -35,6 +35,7 @@ from linkwise.workload import results
 from linkwise.workload.lengths import Lengths, tokens
 from linkwise.workload.requests import requests
 from serving_accuracy import figures
+from serving_settings import FP8
 
 _VERSIONS = {"sglang": "0.5.8", "trtllm": "1.2"}  # the rows count Dynamo's releases, not the engine's
 # Words for engines in published tables. Splitwise's table names none; its paper measured vLLM of early 2024.
@@ -57,8 +58,20 @@ def group(row: Mapping[str, str], side: str) -> tuple[Served, int]:
     engine = registry.get(row["backend"], _VERSIONS[row["backend"]])
     # Beyond one machine of eight, both engines exchange tokens directly (DeepEP, TensorRT-LLM's over NVLink racks).
     exchange = "all_to_all" if layout.ep > 8 else None
-    options = Options(max_batched_tokens=tokens_of, max_seqs=max(1024, users), moe_exchange=exchange)
+    options = Options(
+        max_batched_tokens=tokens_of, max_seqs=_seats(row, side) or max(1024, users), moe_exchange=exchange, kv_dtype=FP8
+    )  # fmt: skip
     return serving(what, devices, engine, layout, options, isl, osl), int(float(row[f"{side}_num_workers"]))
+
+
+def _seats(row: Mapping[str, str], side: str) -> int:
+    """Most requests of a decode rank, where a recipe says so: TensorRT-LLM's are started for a power of two, which the
+    name of a recipe states beside the users (batch8 and 36 users of 4 workers); the rest of the users wait for a seat.
+    """
+    if row["backend"] != "trtllm" or side != "decode":
+        return 0
+    workers, lanes = (int(float(row[f"decode_{x}"])) for x in ("num_workers", "attention_dp_size"))
+    return 1 << max(0, int(float(row["concurrency"])) // (workers * lanes)).bit_length() - 1
 
 
 def _racks(gpu: str, size: int) -> Cluster:

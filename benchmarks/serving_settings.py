@@ -89,11 +89,12 @@ def _vllm(row: _Row) -> Started:
     ahead = {"ahead": True}
     if "MiniMax" in row.model:
         if row.hopper:
-            return Started(8192, rules=ahead)
+            return Started(8192, 256, rules=ahead)
         if version_key(row.version) < version_key("0.19"):
             return Started(8192, memory=0.95, rules=ahead)
         return Started(2 * row.isl, kv=FP8, rules=ahead)
-    return Started(8192, kv=None if "gpt-oss" in row.model and row.hopper else FP8, rules=ahead)
+    kv = None if "gpt-oss" in row.model and row.hopper else FP8
+    return Started(8192, row.users if row.hopper else 512, kv, rules=ahead)
 
 
 def _trtllm(row: _Row) -> Started:

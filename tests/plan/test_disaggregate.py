@@ -109,7 +109,7 @@ def test_a_break_even_flips_the_verdict_of_the_command() -> None:
         assert found is not None
         return found
 
-    now = said(0.040)
+    now = said(0.045)
     assert now.verdict == "mixed"
     at, back = seconds(now.break_even)
     for tpot, answer in ((at, True), (at * 1.01, False), (back, True), (back * 0.99, False)):
