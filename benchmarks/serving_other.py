@@ -4,8 +4,9 @@
 
 Disaggregated rows: prompts and answers on groups of their own, as many as the row says, each with its own layout; a
 closed loop of the row's users. KV goes over the NICs of a prefill group at 0.9 of their rate (over NVLink on racks of
-trays). What the rows do not say (drafted tokens, batching delays, the router) is not modelled. Published rows: those
-that state model, GPU, layout, lengths and load are simulated; all others are counted by what they lack.
+trays). Cached tokens are FP8, as in the published recipes, and decode ranks of TensorRT-LLM have their seats. What the
+rows do not say (drafted tokens, batching delays, the router) is not modelled. Published rows: those that state model,
+GPU, layout, lengths and load are simulated; all others are counted by what they lack.
 """
 
 import collections
@@ -59,7 +60,8 @@ def group(row: Mapping[str, str], side: str) -> tuple[Served, int]:
     # Beyond one machine of eight, both engines exchange tokens directly (DeepEP, TensorRT-LLM's over NVLink racks).
     exchange = "all_to_all" if layout.ep > 8 else None
     options = Options(
-        max_batched_tokens=tokens_of, max_seqs=_seats(row, side) or max(1024, users), moe_exchange=exchange, kv_dtype=FP8
+        max_batched_tokens=tokens_of, max_seqs=_seats(row, side) or max(1024, users), moe_exchange=exchange,
+        kv_dtype=FP8,
     )  # fmt: skip
     return serving(what, devices, engine, layout, options, isl, osl), int(float(row[f"{side}_num_workers"]))
 

@@ -4,11 +4,8 @@ The collection is read in place and says little of how the engines were set. Wha
 
 - lengths: uniform in 0.8 to 1.0 of nominal. Exact ones only in undated rows that say so: dated rows that say so behave
   as the others do (their TTFT is that of users who do not run in lockstep).
-- vLLM cut prompts at 8,192 tokens, in undated rows at 2,048 (their TPOT and TTFT fit no other).
-- TensorRT-LLM's token limit is the prompt's, the users' and 64 more, as those benchmarks set it; with attention data
-  parallelism prompts wait up to 50 steps for one on every rank.
-- SGLang took chunks of 16,384 tokens on Blackwell, 8,192 on Hopper, and looked at its queue every 30 steps.
-- rows marked as multi-token prediction: 3 drafted tokens, each kept with a chance of 0.6 after those before it.
+- how the engines were started: benchmarks/serving_settings.py.
+- drafted tokens are kept with a chance of 0.6 after those before them.
 - weights: as the published checkpoint of that precision stores them.
 """
 
