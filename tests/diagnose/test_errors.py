@@ -225,6 +225,38 @@ class TestSeveral:
         assert (one.decided, one.original_fault.ranks, one.first_reporter) == (False, (), "rank 0")
         assert "ranks 1, 2 report nothing" in one.summary
 
+    def test_a_watchdog_whose_thread_stands_is_a_hang(self, tmp_path: Path) -> None:
+        text = "".join(
+            f"[rank{rank}]:[E205 18:11:06.3 ProcessGroupNCCL.cpp:1870] [PG ID 3 PG GUID 9(tp:0) Rank {rank}]"
+            " ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued\n"
+            for rank in (1, 0)
+        )
+        one = only(tmp_path, job__log=vllm("Worker_TP1", "30:00", "all is well", "INFO") + text)
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("hang", False, ())
+        assert (one.first_reporter, one.waited_s) == ("rank 1 (watchdog)", 480)
+
+    def test_a_health_check_that_fails_is_a_hang_unless_the_engine_goes_on(self, tmp_path: Path) -> None:
+        failed = "[2026-11-30 03:{}:18] Health check failed. Server couldn't get a response from detokenizer for last"
+        failed += " 20 seconds. tic start time: 03:09:58. last_heartbeat time: 03:07:38\n"
+        step = "[2026-11-30 03:1{}:30 TP0] Decode batch. #running-req: 4, #token: 8390, token usage: 0.02, gen"
+        step += " throughput (token/s): 204.11, #queue-req: 0, \n"
+        one = only(tmp_path, server__log=step.format(0) + failed.format(11) + failed.format(12))
+        assert (one.class_, one.decided, one.original_fault.ranks, one.waited_s) == ("hang", False, (), 20)
+        assert answer(tmp_path, server__log=failed.format(11) + step.format(2)).findings == ()
+
+    def test_a_lease_that_ran_out_names_nobody(self, tmp_path: Path) -> None:
+        """Dynamo's lines as JSON. A closed port and a second's wait at the start are no fault."""
+        line = '{{"time":"2025-11-04T12:26:0{}.158212Z","level":"ERROR","target":"dynamo_runtime","message":"{}"}}\n'
+        well = line.format(4, "failed to handle tcp connection: Connection closed without a ControlMessge")
+        ping = (
+            "2025-11-04T12:26:04.158212Z  INFO dynamo_llm::zmq: ZmqActiveMessageLeader: Ping timed out. Retrying...\n"
+        )
+        assert answer(tmp_path, w__log=well, v__log=ping).findings == ()
+        lost = line.format(9, "Unable to refresh lease - expired. Check etcd server status")
+        one = only(tmp_path, w__log=well + lost)
+        assert (one.class_, one.decided) == ("undecided", False)
+        assert "lease in etcd" in one.summary
+
     def test_a_watchdog_alone_is_a_victim(self, tmp_path: Path) -> None:
         """Older PyTorch says no more than that it waited; rank 3 is not at fault for it."""
         text = "[rank3]:[E ProcessGroupNCCL.cpp:475] [Rank 3] Watchdog caught collective operation timeout: "

@@ -17,7 +17,7 @@ DIRECT = frozenset({
 })  # fmt: skip
 OF_OTHERS = frozenset({
     "peer_closed", "store_lost", "gloo_timeout", "rpc_timeout", "handoff_failed", "transfer_timeout", "engine_watchdog",
-    "peer_silent",
+    "peer_silent", "lease_lost",
 })  # fmt: skip
 CONSEQUENCES = frozenset({"engine_dead", "exited", "abort", "nccl_failed"})
 _REMOTE = re.compile(r"remote|RemoteError|in progress|InProgress", re.IGNORECASE)

@@ -292,6 +292,39 @@ def test_a_watchdog_says_one_thing_in_two_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "rank", "seconds"),
+    [
+        (
+            "[rank6]:[E429 13:55:49.384372190 ProcessGroupNCCL.cpp:1743] [PG ID 2 PG GUID 4(tp:0) Rank 0] "
+            "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued",
+            6,
+            480,
+        ),
+        (
+            "[rank0]:[E ProcessGroupNCCL.cpp:1316] [PG 2 Rank 0] Heartbeat monitor timed out! Process will be "
+            "terminated after dumping debug info. workMetaList_.size()=9",
+            0,
+            0,
+        ),
+        (
+            "[F930 15:23:07.686401350 ProcessGroupNCCL.cpp:1309] [PG ID 6 PG GUID  Rank 3] [PG ID 6 PG GUID  Rank 3] "
+            "Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+            3,
+            0,
+        ),
+    ],
+)
+def test_the_watchdogs_own_thread_stands(tmp_path: Path, line: str, rank: int, seconds: int) -> None:
+    """Wordings of torch 2.3 to 2.7. Behind PG the rank is that of the group, in front that of the world."""
+    path = tmp_path / "job.log"
+    path.write_text(line + "\n")
+    source = Source(path)
+    assert nccl_log.recognises(source)
+    (fact,) = nccl_log.read(source).facts
+    assert (fact.kind, fact.name, fact.rank, fact.value) == ("watchdog", "heartbeat", rank, seconds)
+
+
+@pytest.mark.parametrize(
     ("line", "rank", "labels"),
     [
         (

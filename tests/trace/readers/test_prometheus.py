@@ -89,7 +89,7 @@ def test_linkwise_writes_what_is_read(tmp_path: Path) -> None:
     found = {fact.name: fact.value for fact in read(tmp_path, metrics.text()).facts}
     assert found == {
         "serve.requests_total": 2.0, "serve.ttft_s": 1.0, "serve.itl_s": 0.25, "serve.decode_s": 2.0,
-        "serve.gen_tokens": 0.0,
+        "serve.gen_tokens": 0.0, "serve.prompt_tokens": 24.0,
     }  # fmt: skip
 
 

@@ -177,6 +177,7 @@ _NAMES = {
     "store_lost": "the store of the job does not answer",
     "gloo_timeout": "a call timed out", "rpc_timeout": "a worker's answer timed out",
     "engine_dead": "an engine told dead",
+    "lease_lost": "its lease in etcd ran out",
     "engine_watchdog": "the engine's watchdog fired", "handoff_failed": "a handoff failed", "abort": "it was aborted",
     "transfer_timeout": "a transfer timed out", "nccl_failed": "NCCL failed", "died": "a process ended",
     "collective_timeout": "a collective timed out", "heartbeat": "the watchdog's own thread stood still",

@@ -14,7 +14,9 @@ def find(case: Case) -> Iterator[Finding]:
     yield from found
     yield from _mismatch(case)
     if not found:
-        yield from _engines(case)
+        loops = list(_engines(case))
+        yield from loops or _heartbeats(case)
+        yield from _health(case) if not loops else ()
 
 
 def _enqueued(case: Case) -> Iterator[Finding]:
@@ -171,6 +173,55 @@ def _engines(case: Case) -> Iterator[Finding]:
         waited_s=max(fact.value for fact in told),
         evidence=lines(told),
         would_decide="stacks of all ranks (py-spy dump), or flight recorder dumps",
+        next="py-spy dump of every rank",
+        recovery="restart group",
+    )
+
+
+def _heartbeats(case: Case) -> Iterator[Finding]:
+    """torch's monitor of its watchdog's thread: that thread stands in a call of NCCL or CUDA, or waits for the GIL."""
+    told = case.facts("watchdog", "heartbeat")
+    if not told or case.stalls or case.facts("stack") or case.facts("watchdog", "collective_timeout"):
+        return
+    ranks = sorted({fact.rank for fact in told} - {-1})
+    seconds = max(fact.value for fact in told)
+    yield Finding(
+        class_="hang",
+        summary=f"{ranks_text(ranks) if ranks else 'a rank'}: torch's watchdog thread stood still"
+        f"{f' for {seconds:g} s' if seconds else ''}, in a call of NCCL or CUDA that does not return or behind a thread"
+        " that holds the GIL; the process ends because of it. Whom that waits for is not said",
+        first_reporter=first(told),
+        confidence=0.4,
+        decided=False,
+        waited_s=seconds,
+        evidence=lines(told),
+        would_decide="flight recorder dumps or stacks (py-spy dump --native) of all ranks; Xids of every host",
+        next="nvidia-smi -q and dmesg on every host; py-spy dump --native of the ranks that still run",
+        recovery="restart group",
+    )
+
+
+def _health(case: Case) -> Iterator[Finding]:
+    """A server that gets no answer from its engine, and whose engine reports no step after that. A long prompt or a
+    first request makes an answer late as well; then the engine's figures go on."""
+    told = case.facts("notice", "health_failed")
+    last = max((fact.unix_ns for fact in told), default=0)
+    steps = [fact for fact in case.facts("gauge", "serve.") if last and fact.unix_ns > last]
+    if not told or steps or case.facts("stack"):
+        return
+    yield Finding(
+        class_="hang",
+        summary=f"{f'{len(told)} health checks' if len(told) > 1 else 'a health check'} of the server failed: its"
+        f" engine gave no answer for {told[-1].value:g} s, and no step of it is reported since. The detokenizer passes"
+        " on what the scheduler sends and waits for it; what the scheduler waits for is not said",
+        original_fault=Fault(host=told[0].host),
+        first_reporter="the server's health check",
+        confidence=0.4,
+        decided=False,
+        waited_s=max(fact.value for fact in told),
+        evidence=lines([told[0], told[-1]]),
+        would_decide="stacks of the scheduler's processes (py-spy dump of every rank), or its log after this: a"
+        " prefill that takes longer than the check allows goes on",
         next="py-spy dump of every rank",
         recovery="restart group",
     )

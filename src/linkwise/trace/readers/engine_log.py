@@ -35,9 +35,11 @@ _MARK = re.compile(
     r"^\((?:\w{1,60}) (?:\w{1,8} )?(?:rank=\d+ )?pid=\d+\) |^(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d |"
     r"\[TRT-LLM\]|\[TensorRT-LLM\]|^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z_]{2,8}\d+)*\] |#running-req: |"
     r"\bNIXL \w+ |gloo/transport|^srun: |cpu[-_]bind=|^(?:\d{4}-\d\d-\d\dT[\d:.]{8,18}Z? )?\[rank\d+\]: |"
-    r"torch[./]distributed[./]elastic|"
+    r"torch[./]distributed[./]elastic|^\d{4}-\d\d-\d\dT[\d:.]{8,18}Z +[A-Z]{4,5} dynamo_\w+|"
     r"^Traceback \(most recent call last\)|^(?:\w+\.)*OutOfMemoryError: "
 )
+# Dynamo's lines as its Rust runtime writes them, as text and with DYN_LOGGING_JSONL (lib/runtime/src/logging.rs).
+_RUST = re.compile(r"\{\"time\":\"[\dT:.+-]{19,40}Z?\",\"level\":\"[A-Z]{4,5}\",")
 _SETTING = re.compile(
     r"(?<![\w$.])((?:TORCH_NCCL|NCCL|RCCL|UCX|GLOO)_[A-Z0-9_]{2,60}|OMP_NUM_THREADS|VLLM_CPU_\w{2,60}|"
     r"CUDA_DEVICE_MAX_CONNECTIONS|SLURM_CPU_BIND|TLLM_NUMA_AWARE_WORKER_AFFINITY)=[\"']?([^\s\"';]{1,200})"
@@ -87,11 +89,12 @@ _SIEVE = Sieve(
 
 
 def fits(title: str, head: str) -> bool:
-    """A line that is marked as an engine's, or that one of the rules knows. JSON, Docker's aside, is for others."""
-    if head.lstrip()[:1] == "{" and not head.lstrip().startswith('{"log":'):
+    """A line that is marked as an engine's, or that one of the rules knows. JSON, Docker's and Dynamo's lines aside,
+    is for others."""
+    if head.lstrip()[:1] == "{" and not (head.lstrip().startswith('{"log":') or _RUST.match(head.lstrip()[:2000])):
         return False
     lines = [line[: shared.MAX_LINE] for line in head.splitlines()[:2000]]
-    return any(_MARK.search(line) or _known(line) for line in lines)
+    return any(_MARK.search(line) or _RUST.match(line) or _known(line) for line in lines)
 
 
 def _known(line: str) -> bool:

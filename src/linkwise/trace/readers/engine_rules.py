@@ -72,6 +72,16 @@ RULES = (
         rf"\(self\.watchdog_timeout={_N}(?:, self\.soft=(?P<soft>\w{{4,5}}))?",
         "error", "engine_watchdog", unit="s",
     ),
+    # SGLang srt/entrypoints/http_server.py, health_generate: also where the engine is only busy.
+    _rule(
+        "Health check f", rf"Health check failed\. Server couldn't get a response from detokenizer for last {_N} sec",
+        "notice", "health_failed", unit="s",
+    ),
+    # Dynamo lib/runtime/src/transports/etcd/lease.rs: discovery takes the process for gone, which ends it.
+    _error("refresh lease", r"Unable to refresh lease - (?P<how>expired|deadline exceeded)", "lease_lost"),
+    # Dynamo lib/runtime/.../tcp/server.rs (any probe of the port), lib/llm/.../zmq.rs (each second of a start).
+    _rule("Connection closed without", r"Connection closed without a ControlMess", "notice", "peer_left"),
+    _rule("Ping timed out", r"ZmqActiveMessageLeader: Ping timed out", "notice", "workers_awaited"),
     # TensorRT-LLM _torch/pyexecutor/py_executor.py.
     _error("Hang det", r"Hang detected on rank (?P<rank>\d{1,6}) in PyExecutor", "engine_watchdog", who="PyExecutor"),
     # vLLM v1/executor/multiproc_executor.py.

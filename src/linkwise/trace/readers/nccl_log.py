@@ -15,13 +15,16 @@ from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.nccl_ranks import Place, Process, Processes, Ranks
 from linkwise.trace.readers.sieve import Sieve
-from linkwise.trace.readers.watchdog import Watchdog
+from linkwise.trace.readers.watchdog import WORDS, Watchdog
 
 FORMAT = "NCCL log"
 MAX_FACTS = 50_000
 MAX_FRONTS = 4_096
 
-_OURS = re.compile(r" NCCL (?:INFO|WARN|TRACE) |Watchdog caught collective|last enqueued (?:NCCL )?work: ")
+_OURS = re.compile(
+    r" NCCL (?:INFO|WARN|TRACE) |Watchdog caught collective|last enqueued (?:NCCL )?work: |"
+    r"ProcessGroup\w{1,8}(?:'s)? watchdog (?:got stuck|hang)|ProcessGroup.{0,80} Heartbeat monitor timed out!"
+)
 _IB_NICS = re.compile(r"\[\d{1,3}\](\w{1,60}:\d{1,3})/(\w{1,20})")
 _SOCKETS = re.compile(r"(?:\[\d{1,3}\]|OOB |Using )([A-Za-z][\w.-]{0,40}):([0-9a-fA-F.:%\w]{2,60})<\d{1,5}>")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S.{0,120})")
@@ -45,7 +48,7 @@ _FAILED = re.compile(
 )
 
 
-_SIEVE = Sieve(" NCCL ", "chdog", "nqueued")  # " NCCL ", atchdog, nqueued: as `take` asks for
+_SIEVE = Sieve(" NCCL ", *WORDS)
 
 
 class _Told(NamedTuple):
@@ -93,7 +96,7 @@ class Log:
 
     def take(self, number: int, line: str) -> bool:
         """One line; whether it was one of NCCL's or of the watchdog's."""
-        if "atchdog" in line or "nqueued" in line:
+        if "chdog" in line or "nqueued" in line or "Heartbeat mon" in line:
             # PyTorch writes month and day as one number: E603 is the third of June.
             front = re.sub(r"\[([IWEF])(\d{3}) ", r"[\g<1>0\2 ", line[:80])
             if self._watchdog.take(number, line, self._clock(front)):

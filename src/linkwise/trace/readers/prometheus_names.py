@@ -46,7 +46,8 @@ PLAIN: dict[str, Rule] = {
     "vllm_avg_generation_throughput_toks_per_s": Rule("gauge", "serve.gen_tok_s", 1.0, "tokens/s"),
     **_counters(
         "vllm", "serve", ("request_success", "requests_total"), ("num_preemptions", "retracted"),
-        ("generation_tokens", "gen_tokens"), ("nixl_num_failed_transfers", "transfer_failed"),
+        ("generation_tokens", "gen_tokens"), ("prompt_tokens", "prompt_tokens"),
+        ("nixl_num_failed_transfers", "transfer_failed"),
         ("nixl_num_failed_notifications", "notification_failed"), ("nixl_num_kv_expired_reqs", "kv_expired"),
     ),
     **_gauges(
@@ -68,6 +69,7 @@ PLAIN: dict[str, Rule] = {
     "sglang_avg_request_queue_latency": Rule("gauge", "serve.queue_s", 1.0, "s"),
     **_counters(
         "sglang", "serve", ("num_requests", "requests_total"), ("generation_tokens", "gen_tokens"),
+        ("prompt_tokens", "prompt_tokens"),
         ("num_transfer_failed_reqs", "transfer_failed"), ("num_bootstrap_failed_reqs", "bootstrap_failed"),
     ),
     **_gauges("linkwise", ("unit_ready", "ready"), ("requests_queued", "unplaced")),

@@ -11,7 +11,7 @@ from linkwise.trace.readers.nccl_lines import MAX_LINE, launcher_rank
 MAX_WATCHDOGS = 10_000
 
 _RANK = re.compile(
-    r"\[(?:PG (?:ID )?(?P<number>\d{1,9}) (?:PG GUID (?P<guid>[^\]\s]{1,120}) )?)?Rank (?P<rank>\d{1,7})\]"
+    r"\[(?:PG (?:ID )?(?P<number>\d{1,9}) (?:PG GUID (?P<guid>[^\]\s]{0,120}) )?)?Rank (?P<rank>\d{1,7})\]"
 )
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: Work\w{1,8}\((?P<fields>[^\n]{0,500}?Timeout\(ms\)=\d{1,15})\)"
@@ -28,8 +28,13 @@ _SIGNAL = re.compile(
     r"Received a dump signal due to a collective timeout from (?P<who>this local rank|rank ?\d{1,7}|[\w ]{1,40})"
 )
 _STUCK = re.compile(
-    r"watchdog (?:thread )?(?:got stuck for|has not .{0,40} for) (?P<s>\d{1,9}) ?(?:seconds|sec)", re.IGNORECASE
+    r"watchdog (?:thread )?(?:got stuck for|has not .{0,40} for) (?P<s>\d{1,9}) ?(?:seconds|sec)|"
+    r"Heartbeat monitor timed out! |attempting to dump debug info, due to ProcessGroup\w{1,8} watchdog hang",
+    re.IGNORECASE,
 )
+# Numbers in [PG ID 3 ... Rank 0] count within the group; what torch puts in front of its line is the rank of the world.
+_WORLD = re.compile(r"\[rank(\d{1,7})\]: ?\[[IWEF]")
+WORDS = ("chdog", "nqueued", "Heartbeat mon")  # of which each of its lines holds one
 
 
 class Watchdog:
@@ -45,14 +50,15 @@ class Watchdog:
 
     def take(self, number: int, line: str, unix_ns: int = 0) -> bool:
         """One line; whether it was the watchdog's."""
-        if "atchdog" not in line and "nqueued" not in line:
+        if not any(word in line for word in WORDS):
             return False
         line = line[:MAX_LINE]
         timeout, status, stuck = _TIMEOUT.search(line), _STATUS.search(line), _STUCK.search(line)
         if timeout is None and status is None and stuck is None:
             return False
-        who = _RANK.search(line)
-        rank = int(who["rank"]) if who else launcher_rank(line)
+        who, world = _RANK.search(line), _WORLD.search(line)
+        rank = int(world[1]) if world else launcher_rank(line)
+        rank = int(who["rank"]) if who and rank < 0 else rank
         group = {"group": _group(who["guid"] or who["number"]) if who and who["number"] else ""}
         about = Fact(
             "watchdog", "", rank=rank, unix_ns=unix_ns, text=quoted(line), source=f"{self._where}: line {number}"
@@ -75,7 +81,7 @@ class Watchdog:
                 fact = about._replace(kind="launched", name="work", value=float(max(int(status["enqueued"]), 0)))
                 self._add(fact, told | group | {"told_by": signal["who"]})
         elif stuck is not None:
-            self._add(about._replace(name="heartbeat", value=float(stuck["s"]), unit="s"), group)
+            self._add(about._replace(name="heartbeat", value=float(stuck["s"] or 0), unit="s"), group)
         return True
 
     def _add(self, fact: Fact, labels: dict[str, str]) -> None:
