@@ -35,6 +35,15 @@ CPU_ALONE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """vLLM's configuration of one model sets variables that would change the engines other tests start."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("models")
