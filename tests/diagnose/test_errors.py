@@ -116,6 +116,23 @@ class TestOneProcess:
         assert answer(tmp_path, server__log=raw + crash).findings
         assert answer(tmp_path, server__log=vllm("APIServer1", "30:00", first, "INFO") + crash).findings
         assert answer(tmp_path, server__log=raw + ILLEGAL + "\n").findings
+        next_ = vllm("APIServer1", "30:02", "Received request cmpl-2: prompt: 'x', params: SamplingParams(n=1)", "INFO")
+        assert answer(tmp_path, server__log=vllm("APIServer1", "30:00", first, "INFO") + crash + next_).findings
+
+    def test_a_log_that_a_user_pasted_is_no_error(self, tmp_path: Path) -> None:
+        """Its lines begin as evidence does; the text ends where the request's parameters follow."""
+        lines = [
+            "Received request cmpl-1: prompt: 'explain this log:",
+            "[rank3]:[E1001 16:06:04.5 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout:"
+            " WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600009 milliseconds before timing out.",
+            "node0:1:2 [0] misc/socket.cc:1 NCCL WARN Cuda failure 'unspecified launch failure'",
+            "[  123.456789] NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus.",
+            vllm("Worker_TP1", "30:00", ILLEGAL, "ERROR").rstrip(),
+            "', params: SamplingParams(n=1)",
+        ]
+        text = vllm("APIServer1", "30:00", "\n".join(lines), "INFO") + vllm("APIServer1", "31:00", "well", "INFO")
+        assert answer(tmp_path, server__log=text).findings == ()
+        assert answer(tmp_path, server__log=text + vllm("Worker_TP1", "32:00", ILLEGAL, "ERROR")).findings
 
     def test_heartbeats_and_an_end_are_well(self, tmp_path: Path) -> None:
         text = vllm(

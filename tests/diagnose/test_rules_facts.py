@@ -207,6 +207,18 @@ class TestDevices:
         pid = fact("place", "process", labels={"pid": "77"}, rank=2, host="a")
         assert one(devices, xid, process, pid).original_fault.ranks == (2,)
 
+    def test_the_one_rank_of_the_host_whose_calls_to_a_device_failed_too(self) -> None:
+        lost = fact("device", "xid.79", 1.0, {"severity": "hardware"}, device="0000:3b:00", host="a")
+        failed = [
+            fact("error", "cuda_error", 0, {"reason": "x"}, rank=rank, host=at) for rank, at in ((2, "a"), (9, "b"))
+        ]
+        finding = one(devices, lost, *failed)
+        assert (finding.original_fault.ranks, finding.confidence) == ((2,), 0.75)
+        both = fact("error", "cuda_error", rank=3, host="a")
+        assert one(devices, lost, *failed, both).original_fault.ranks == ()
+        elsewhere = fact("place", "gpu", 0, {"pid": "7"}, rank=2, host="a", device="0000:1b:00")
+        assert one(devices, lost, *failed, elsewhere).original_fault.ranks == ()
+
     def test_a_programs_error_is_not_the_devices(self) -> None:
         xid = fact("device", "xid.31", 1, {"severity": "application"}, host="a", device="0000:41:00")
         finding = one(devices, xid, fact("place", "gpu", rank=5, host="a", device="0000:41:00"))

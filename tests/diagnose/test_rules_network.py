@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from tests.diagnose.made_facts import SECOND, fact, found, hanging, one
 
-from linkwise.diagnose.rules import links, network
+from linkwise.diagnose.rules import devices, links, network
 from linkwise.trace.calls import of_events
 from linkwise.trace.events import Event, Head, RankTrace
 
@@ -27,6 +27,34 @@ class TestNetwork:
         down = fact("network", "ib.port_down", device="mlx5_2:1", host="b")
         finding = one(network, error, down)
         assert (finding.cause, finding.original_fault.link, finding.original_fault.host) == ("network", "mlx5_2:1", "b")
+
+    def test_one_report_of_no_answer_does_not_say_whose_it_is(self) -> None:
+        finding = one(network, fact("network", "ib.completion.12.129", 0, {"peer": "10.0.0.2"}, rank=0, host="a"))
+        assert (finding.decided, finding.original_fault.host, finding.cause) == (False, "", "")
+        assert "rank 0 gets no answer from 10.0.0.2, as it alone says" in finding.summary
+
+    def test_a_host_at_one_end_of_all_failed_requests(self) -> None:
+        address = fact("place", "address", 0, {"address": "10.0.0.5"}, rank=5, host="node5")
+        errors = [
+            fact("network", "ib.completion.12.129", 0, {"peer": "10.0.0.5"}, rank=rank, host=f"node{rank}")
+            for rank in (4, 6)
+        ]
+        alone = one(network, address, *errors)
+        assert (alone.original_fault.host, alone.original_fault.link, alone.confidence) == ("node5", "", 0.65)
+        died = fact("exit", "died", -9, rank=5, host="node5")
+        assert not one(network, address, *errors, died).decided
+        down = fact("network", "ib.port_down", device="0000:5e:00", host="node5")
+        cable = fact("device", "nic_cable", 1.0, {"severity": "hardware"}, device="0000:5e:00", host="node5")
+        finding = one(network, address, *errors, down, cable)
+        assert (finding.original_fault.host, finding.original_fault.link) == ("node5", "0000:5e:00")
+        assert "ranks 4, 6 have node5 at the other end" in finding.summary
+        assert "link down, cable unplugged" in finding.summary
+        # Of one pair only what a NIC of it reports decides.
+        assert one(network, address, errors[0], cable).original_fault.host == "node5"
+        assert not one(network, address, errors[0]).decided
+        # The NIC's own finding speaks of the same place, so that they are one.
+        assert one(devices, cable).original_fault == finding.original_fault
+        assert "cable" in one(devices, cable).next
 
     def test_flushed_requests_follow_from_another(self) -> None:
         errors = [fact("network", f"ib.completion.{code}", rank=0) for code in ("12.129", "5.249")]

@@ -43,6 +43,10 @@ class Places:
         """Ranks that run on a device of a host; host "": of the only one that has ranks on such a device."""
         return _found(self._devices, _device(device), host) if device else ()
 
+    def on_device(self, rank: int) -> bool:
+        """Whether any device is known to be a rank's."""
+        return any(rank == one for name, rows in self._devices.items() if name for _, one in rows)
+
     def perhaps(self, device: str, host: str) -> tuple[tuple[str, int], ...]:
         """Hosts and ranks of which some run on a device that nothing says the host of: several hosts have one."""
         rows = self._devices.get(_device(device), ()) if device and not host else ()

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.readers.host_evidence import mutated, never_raises, one, pick, read, recognises
 
+from linkwise.trace.facts import Kind
 from linkwise.trace.readers import kernel_log
 
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -61,6 +62,36 @@ def test_devices(tmp_path: Path) -> None:
     # What was corrected is told and is no fault of a device.
     assert one(reading, "notice", "pcie.aer.corrected").device == "0000:89:02"
     assert one(reading, "setting", "iommu").label("value") == "translated"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "name"),
+    [
+        (XID, "device", "xid.79"),
+        (f"[12345.678] {XID}", "device", "xid.79"),
+        (f"kernel: {XID}", "device", "xid.79"),
+        (f"2026-11-30 09:00:00 gpu3 {XID}", "device", "xid.79"),
+        ("[900123.1] mlx5_core 0000:5e:00.0 ibp94s0: Link down", "network", "ib.port_down"),
+        ("Memory cgroup out of memory: Killed process 77 (VLLM::Worker_TP) total-vm:2623712kB", "exit", "oom"),
+    ],
+)
+def test_lines_that_nothing_else_writes_need_no_front(tmp_path: Path, line: str, kind: Kind, name: str) -> None:
+    assert recognises(tmp_path, kernel_log, line)
+    assert pick(read(tmp_path, kernel_log, line), kind, name)
+    assert not recognises(tmp_path, kernel_log, f"prompt: '{line}'")
+
+
+def test_a_driver_that_asks_for_a_reset_and_what_was_only_recorded(tmp_path: Path) -> None:
+    """NVIDIA's Xid catalogue: 154 says what recovers the device; 43 and 63 are to be ignored."""
+    front = "[  123.456789] NVRM: Xid (PCI:0000:1b:00): "
+    changed = "154, GPU recovery action changed from 0x{} to 0x{}"
+    reset = read(tmp_path, kernel_log, front + changed.format("0 (None)", "1 (GPU Reset Required)"))
+    fact = one(reset, "device", "xid.154")
+    assert (fact.label("severity"), fact.label("meaning")) == ("hardware", "the driver asks for: GPU Reset Required")
+    over = read(tmp_path, kernel_log, front + changed.format("1 (GPU Reset Required)", "0 (None)"))
+    assert one(over, "device", "xid.154").label("severity") == "info"
+    noted = read(tmp_path, kernel_log, front + "43, pid=1, name=python3, Ch 00000008")
+    assert any("Xid 43 on 0000:1b:00: a program ended" in note for note in noted.notes)
 
 
 def test_processes(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def _broken(case: Case, places: Places, host: str, device: str, hard: list[Fact]
     names = ", ".join(dict.fromkeys(_words(fact) for fact in hard[:4]))
     whose = f" ({ranks_text(ranks)})" if ranks else ""
     either = "" if ranks else _either(places, host, device)
+    reset = "nvidia-smi -q and dmesg | grep -i xid on its host; drain it and reset the device"
+    cable = "ibstat, mlxlink and dmesg on its host: the cable and the transceiver"
     return Finding(
         class_=kind,
         summary=f"{what} {device or host or '?'}{f' of {host}' if device and host else ''}{whose}: {names}{either}",
@@ -84,13 +86,14 @@ def _broken(case: Case, places: Places, host: str, device: str, hard: list[Fact]
         first_reporter="the driver",
         confidence=0.5 if either else 0.75 if ranks != known else 0.9 if len(hard) > 1 or ranks else 0.8,
         decided=not either,
-        evidence=lines([*hard, *(fact for fact in all_ if fact not in hard)]),
+        evidence=lines([*hard, *(fact for fact in all_ if fact not in hard)], 4)
+        + lines((fact for fact in _own(case) if fact.rank in ranks), 2),
         would_decide=_WHICH
         if either
         else ""
         if ranks or nic or shared
         else "which rank runs on it: nvidia-smi, or NCCL_DEBUG=INFO (busId)",
-        next="nvidia-smi -q and dmesg | grep -i xid on its host; drain it and reset the device",
+        next=cable if nic else reset,
         recovery="retry elsewhere",
     )
 
@@ -99,10 +102,20 @@ _WHICH = "which host printed this: its file in a folder named after it, as in no
 
 
 def _failed(case: Case, places: Places, host: str, device: str) -> tuple[int, ...]:
-    """The one of those it may run under whose own calls to the device failed, too."""
-    failed = {fact.rank for fact in case.facts("error", "cuda", "gpu_fault")}
+    """The one of those it may run under whose own calls to the device failed, too: of several hosts' ranks on such a
+    device, or of the host's ranks whose devices nobody knows."""
+    told = [fact for fact in _own(case) if fact.rank >= 0]
+    failed = {fact.rank for fact in told}
     ranks = {rank for _, rank in places.perhaps(device, host) if rank in failed}
+    if not ranks and host:
+        here = {fact.rank for fact in told if fact.host == host}
+        ranks = here if not any(places.on_device(rank) for rank in here) else set()
     return tuple(ranks) if len(ranks) == 1 else ()
+
+
+def _own(case: Case) -> list[Fact]:
+    """What processes say of their own calls to a device that failed."""
+    return case.facts("error", "cuda", "gpu_fault")
 
 
 def _either(places: Places, host: str, device: str) -> str:
@@ -114,8 +127,17 @@ def _either(places: Places, host: str, device: str) -> str:
     return f". Of which host is not said: {words}" if rows else ""
 
 
+_NAMES = {
+    "nic_cable": "cable unplugged or faulty", "nic_health": "its firmware is not well",
+    "nic_power": "too little power from its slot", "gpu_lost": "fallen off the bus",
+    "gpu_init_failed": "the driver cannot start it",
+}  # fmt: skip
+
+
 def _words(fact: Fact) -> str:
     meaning = fact.label("meaning")
+    if fact.name in _NAMES:
+        return _NAMES[fact.name]
     name = fact.name.replace("xid.", "Xid ").replace("sxid.", "SXid ")
     return f"{name} ({meaning})" if meaning else name
 

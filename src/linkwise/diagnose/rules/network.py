@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.places import lines, one
+from linkwise.diagnose.rules.towards import Accused, accused
 from linkwise.diagnose.types import Cause, Fault, Finding
 from linkwise.trace.facts import Fact
 
@@ -60,13 +61,19 @@ def _completions(case: Case, acs: list[Fact]) -> Iterator[Finding]:
         if status == "4":
             yield _protection(case, found, acs, words)
             continue
+        if towards := accused(case, found):
+            yield _one_end(case, found, towards, words)
+            continue
         broken = _broken_ports(case, found)
+        alone = status == "12" and not broken and len({(fact.host, fact.rank) for fact in found}) == 1
         # Over RoCE an address and a route of IP must fit; InfiniBand's subnet manager makes its own.
         fabric = {fact.label("link") or fact.label("link_layer") for fact in case.facts("place", "nic", "port")} - {""}
         cause: Cause = "network" if broken or status != "12" or fabric == {"InfiniBand"} else "configuration"
         why = (
             f"the port {one(fact.device for fact in broken) or 'of a NIC'} is not well"
             if broken
+            else _one_said(found)
+            if alone
             else "the NICs do not reach each other: GID index, subnet or route, on all ranks alike"
             if cause == "configuration"
             else "a request between two NICs failed"
@@ -75,13 +82,63 @@ def _completions(case: Case, acs: list[Fact]) -> Iterator[Finding]:
             class_="network_error",
             summary=f"network: {words}: {why}",
             original_fault=_where(broken) if broken else Fault(),
-            cause=cause,
+            cause="" if alone else cause,
             first_reporter=_reporter(found),
-            confidence=0.85 if broken else 0.75,
+            confidence=0.85 if broken else 0.5 if alone else 0.75,
+            decided=not alone,
             evidence=(*lines(found, 4), *lines(broken, 4)),
+            would_decide="the other ranks' logs (NCCL_DEBUG=INFO): whom they get no answer from; dmesg and ibstat of"
+            " both hosts"
+            if alone
+            else "",
             next=_GID,
             recovery="restart group",
         )
+
+
+def _one_end(case: Case, found: list[Fact], towards: Accused, words: str) -> Finding:
+    """Requests that all have one host at one end. Where processes of it ended, others tell why."""
+    ended = not towards.sick and any(fact.host == towards.host for fact in case.facts("exit"))
+    others = sorted({fact.rank for fact in found if fact.rank >= 0 and fact.host != towards.host})
+    who = ranks_text(others) if others else "others"
+    told = ", ".join(dict.fromkeys(_SICK.get(fact.name, fact.name) for fact in towards.sick))
+    which = f"NIC {towards.link}" if towards.link else "NICs"
+    why = (
+        f", whose {which} reports: {told}"
+        if towards.sick
+        else " and nobody else: its NIC, its link, or its process, which may have ended"
+    )
+    return Finding(
+        class_="network_error",
+        summary=f"network: {words}: {who} {'has' if len(others) == 1 else 'have'} {towards.host} at the other end{why}",
+        original_fault=Fault(host=towards.host, link=towards.link),
+        cause="network" if towards.sick else "",
+        first_reporter=_reporter(found),
+        confidence=0.9 if towards.sick else 0.4 if ended else 0.65,
+        decided=not ended,
+        evidence=(*lines(towards.sick, 4), *lines(found, 4)),
+        would_decide="" if towards.sick else f"dmesg, ibstat and the ranks' last lines on {towards.host}",
+        next=f"ibstat, mlxlink and dmesg on {towards.host}: the cable and the transceiver",
+        recovery="restart group",
+    )
+
+
+_SICK = {
+    "ib.port_down": "link down", "net.link_down": "link down", "ib.async_event": "an event of the port",
+    "nic_cable": "cable unplugged or faulty", "nic_health": "its firmware is not well",
+    "nic_power": "too little power from its slot",
+}  # fmt: skip
+
+
+def _one_said(found: list[Fact]) -> str:
+    """The two ends of requests that one rank speaks of alone."""
+    peers = sorted({fact.label("peer_host") or fact.label("peer") for fact in found} - {""})
+    who = f"rank {found[0].rank}" if found[0].rank >= 0 else found[0].host or "a rank"
+    towards = f" from {', '.join(peers[:4])}" if peers else ""
+    return (
+        f"{who} gets no answer{towards}, as it alone says: a NIC, a link or a GID at either end, the route, or a"
+        " process that ended"
+    )
 
 
 def _protection(case: Case, found: list[Fact], acs: list[Fact], words: str) -> Finding:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from linkwise.trace.readers import shared
+from linkwise.trace.readers.asked import WORDS as ASKED
+from linkwise.trace.readers.asked import typed, unasked
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.elastic import WORDS as ELASTIC
 from linkwise.trace.readers.elastic import Elastic
@@ -75,16 +77,11 @@ _STACK = re.compile(
 _WHOSE = re.compile(r"pid=\d+|[rR](?:ank|ANK) ?\d+|[A-Z]P\d+|Engine \d+|type=\w+|global_rank = \d+")
 _FRONT_CHARS = 160
 _DATED = re.compile(r"^(?:\[|[IWEF])?\d{2,4}[-/ ]?\d\d|^[A-Z]{4,8} \d\d-\d\d ")  # a line that begins by itself
-_ASKED = re.compile(r"Received request|Receive: obj=|Finish: obj=| request .{0,200} prompt: ")
-_QUOTED = re.compile(r"(?:prompt: |text=|content'?\"?: )(['\"])")
-_STATEMENT = re.compile(r"\.\w{1,5}:\d{1,6}\]? ?$")  # a front that says which statement of a program wrote the line
-_ASKED_LINES = 200  # that a text which goes on below its first line can have
 _STACK_LINES = 500  # below an announced exception that can be its stack and its message
 TAIL = 400  # last lines of a log, in which an exception that ended a process stands with its stack
 _SIEVE = Sieve(
     *(rule.mark for rule in RULES), *MARKS, *STACKED, *ELASTIC, "rror", "xcep", "CCL_", "UCX_", "GLOO_", "OMP_NUM",
-    "_CPU_", "_MAX_CON", "_AFFIN", "bind=", "bind ", TRANSFER, "Received request", "Receive: obj=", " prompt: ",
-    "', params", "', sampling_params", "\", params", "\", sampling_params",
+    "_CPU_", "_MAX_CON", "_AFFIN", "bind=", "bind ", TRANSFER, *ASKED,
 )  # fmt: skip
 
 
@@ -120,10 +117,8 @@ def facts(block: Block, found: Found) -> None:
     clock, file_place = Clock(block.unix_ns), placed_by_path(block.title)
     stacks, elastic, ends = Stacks(found, file_place), Elastic(found), Ends(found)
     series: dict[tuple[str, ...], Series[str]] = {}
-    below, asked = _Below(file_place, clock), _Asked()
-    for line, raw in block.sifted(_SIEVE):
-        if asked.has(line, raw):
-            continue
+    below = _Below(file_place, clock)
+    for line, raw in unasked(block.sifted(_SIEVE)):
         row = _plain(raw)
         below.look(line, row)
         if kind := mark(row):
@@ -150,8 +145,7 @@ def facts(block: Block, found: Found) -> None:
                 _said(line, row, found, clock, file_place, ends)
     stacks.flush()
     elastic.flush()
-    asked = _Asked()
-    last = [(n, row) for at, (n, row) in enumerate(block.tail(TAIL)) if not asked.has(at, row)]
+    last = _numbered(block.tail(TAIL))
     ends.last([(n, _plain(row)) for n, row in last], lambda row: _place(row, file_place), clock)
     ends.flush()
     for note in clock.notes:
@@ -161,37 +155,9 @@ def facts(block: Block, found: Found) -> None:
 Placed = tuple[int, dict[str, str]]
 
 
-class _Asked:
-    """Which lines are of what a user asked for. Engines log a prompt escaped, in one line; where it has several, each
-    is written with the front of the first (vLLM's NewLineFormatter), or the text goes on until its quote is closed."""
-
-    def __init__(self) -> None:
-        self._front, self._quote, self._until = "", "", 0
-
-    def has(self, line: int, row: str) -> bool:
-        """Each line in turn."""
-        if typed(row):
-            said = _ASKED.search(row)
-            self._front = row[: said.start()] if said and _STATEMENT.search(row, 0, said.start()) else ""
-            opened = _QUOTED.search(row, said.end() if said else 0)
-            whole = opened is None or len(row) >= shared.MAX_LINE or _closed(row[opened.end() :], opened[1])
-            self._quote, self._until = ("", 0) if whole or opened is None else (opened[1], line + _ASKED_LINES)
-            return True
-        if self._front and row.startswith(self._front):
-            return True
-        if not self._quote:
-            return False
-        if line > self._until or _DATED.match(row) or _FRONT.search(row, 0, _FRONT_CHARS):
-            self._quote = ""
-            return False
-        if _closed(row, self._quote):
-            self._quote = ""
-        return True
-
-
-def _closed(text: str, quote: str) -> bool:
-    """Whether a quoted text ends here, with what follows it in a list of fields."""
-    return re.search(rf"(?<!\\){quote}(?:[,)]|\s*$)", text) is not None
+def _numbered(tail: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The last lines, those of prompts aside, which are told by how far apart they are, whatever their numbers."""
+    return [(tail[place][0], row) for place, row in unasked((at, row) for at, (_, row) in enumerate(tail))]
 
 
 class _Below:
@@ -261,15 +227,6 @@ def _plain(raw: str) -> str:
 
 def _whose(row: str) -> tuple[str, ...]:
     return tuple(_WHOSE.findall(row, 0, _FRONT_CHARS))
-
-
-def typed(row: str) -> bool:
-    """A line that repeats what a user asked for, which may hold anything (vLLM entrypoints/logger.py, SGLang managers/
-    tokenizer_manager.py), or what torch's autotuning only tried (torch/_inductor/select_algorithm.py)."""
-    return (
-        "Received request" in row or "Receive: obj=" in row or "Finish: obj=" in row or "Ignoring this choice" in row
-        or (" request " in row and " prompt: " in row)
-    )  # fmt: skip
 
 
 def _pool(title: str) -> dict[str, str]:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from linkwise.trace.facts import Kind
 from linkwise.trace.readers import shared
+from linkwise.trace.readers.asked import WORDS as ASKED
+from linkwise.trace.readers.asked import unasked
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.shared import Block, Found, bus_id, word
@@ -56,11 +58,21 @@ XIDS: dict[int, tuple[str, str]] = {
     154: ("info", "GPU recovery action changed"),
 }
 
+_ACTION = 154
+_CHANGED = re.compile(r"recovery action changed from .{1,60}? to 0x[0-9a-fA-F]{1,4} \(([\w &-]{1,40})\)")
+# No faults by themselves, and nothing that the catalogue asks to be done at once (IGNORE; 45 without another Xid).
+_RECORDED = {
+    43: "a program ended by a fault of its own; the device is well (see that process's log)",
+    45: "a process was ended or ended early; another Xid, or its log, says why",
+    63: "rows of its memory are marked for remapping; it works on, and a reset at the next occasion remaps them",
+    92: "a high rate of corrected ECC errors: watch whether it rises",
+}
+
 _BUS = r"(?P<bus>[0-9a-fA-F]{2,8}:[0-9a-fA-F:.]{2,12})"
 # A clock of seconds since boot has five digits or six; UCX and others print Unix seconds in the same brackets.
-_BOOT = re.compile(r"^(?:<\d+>)?\[ {0,8}(\d{1,8}\.\d{6})\]")
+_BOOT = re.compile(r"^(?:<\d+>)?\[ {0,8}(\d{1,8}\.\d{1,9})\]")
 _STARTS = (
-    _BOOT,
+    re.compile(r"^(?:<\d+>)?\[ {0,8}\d{1,8}\.\d{6}\]"),
     re.compile(r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4}\] "),  # dmesg -T
     re.compile(r"^\w{4,8} {0,3}:\w{4,6} {0,3}: (?:\[|\d{4}-)"),  # dmesg --decode
     re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[,.]\d{6}[+-]\d\d:\d\d (?!\S+\[\d+\]: )"),  # dmesg --time-format iso
@@ -69,6 +81,12 @@ _STARTS = (
 _FABRIC = re.compile(r"^\[[A-Z][a-z]{2} \d\d \d{4} \d\d:\d\d:\d\d\] \[([A-Z]{4,8})\] \[tid \d+\] (.*)")
 _HOST = re.compile(r"^(?:[A-Z][a-z]{2} [ \d]\d [\d:.]{8,15}|\d{4}-\d\d-\d\dT\S{8,30}) ([\w.-]{1,64}) kernel: ")
 _SURE = re.compile(r"NVRM: Xid \(|: SXid \(PCI:")
+# What no other program writes, whatever stands in front: a time that was cut, a collector's name, nothing.
+_ALONE = re.compile(
+    rf"^[^'\"]{{0,120}}?(?<![\w.-])(?:NVRM: Xid \((?:PCI:)?{_BUS}\): \d|nvidia-nvswitch\d{{1,3}}: SXid \(PCI:|"
+    r"mlx[45]_core [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d(?: [\w.-]{1,32})?: (?:Link (?:down|up)|Port module event: )|"
+    r"(?:Memory cgroup out of memory|Out of memory): Killed process \d{1,10} \([^)]{1,64}\))"
+)
 
 
 class _Seen(NamedTuple):
@@ -88,8 +106,11 @@ class _Seen(NamedTuple):
 
 
 def fits(title: str, head: str) -> bool:
-    """Half of its first lines begin as the kernel's or the fabric manager's do, or one is an Xid."""
-    lines = [line for line in head.splitlines()[:200] if line.strip()]
+    """Half of its first lines begin as the kernel's or the fabric manager's do, or one is an Xid or the like."""
+    every = [line[: shared.MAX_LINE] for _, line in unasked(enumerate(head.splitlines())) if line.strip()]
+    if any(_ALONE.match(line) for line in every):
+        return True
+    lines = every[:200]
     mine = sum(1 for line in lines if _FABRIC.match(line) or any(start.match(line[:300]) for start in _STARTS))
     return mine * 2 > len(lines) or (mine > 0 and bool(_SURE.search(head))) or any(map(_FABRIC.match, lines[:1]))
 
@@ -108,7 +129,7 @@ def facts(block: Block, found: Found) -> None:
     """Devices' faults (Xid, SXid, AER, ECC), processes the kernel ended, tasks that hang, links that went down."""
     clock = Clock(block.unix_ns)
     since_boot = False
-    for line, raw in block.sifted(_SIEVE):
+    for line, raw in unasked(block.sifted(_SIEVE)):
         row = raw[: shared.MAX_LINE]
         if not _WANTED.search(row):
             continue
@@ -134,6 +155,10 @@ def facts(block: Block, found: Found) -> None:
 def _xid(seen: _Seen, match: re.Match[str]) -> None:
     code = int(match["code"])
     severity, meaning = XIDS.get(code, ("unknown", ""))
+    if code == _ACTION and (action := _CHANGED.search(seen.text)) and action[1].lower() != "none":
+        severity, meaning = "hardware", f"the driver asks for: {word(action[1])}"
+    if note := _RECORDED.get(code):
+        seen.found.note(f"Xid {code} on {bus_id(match['bus'])}: {note}")
     labels = {"severity": severity, "meaning": meaning, "pid": match["pid"] or "", "process": match["name"] or ""}
     seen.add("device", f"xid.{code}", 1, device=bus_id(match["bus"]), **labels, mig=match["mig"] or "")
 
@@ -282,5 +307,5 @@ _SIEVE = Sieve(
     "NVRM", "SXid", "amdgpu", "PCIe Bus", "ut of memory", "blocked for", "soft lockup", "segfault at", "] trap ",
     "]: trap",
     "ink is", "ink down", "ink Down", "ink up", "ink Up", "mlx5_core", "Machine check", "EDAC", "above threshold",
-    "IO_PAGE_FAULT", "DMAR: [", "Default domain", "[ERROR]", "[CRITICAL]", "[FATAL]", "[WARN", "[NOTICE]",
+    "IO_PAGE_FAULT", "DMAR: [", "Default domain", "[ERROR]", "[CRITICAL]", "[FATAL]", "[WARN", "[NOTICE]", *ASKED,
 )  # fmt: skip

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from linkwise.core.errors import InputError
 from linkwise.trace.facts import Fact, Kind, quoted
 from linkwise.trace.readers import nccl_lines as lines
+from linkwise.trace.readers.asked import WORDS as ASKED
+from linkwise.trace.readers.asked import unasked
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.log_time import Clock
 from linkwise.trace.readers.nccl_ranks import Place, Process, Processes, Ranks
@@ -48,7 +50,7 @@ _FAILED = re.compile(
 )
 
 
-_SIEVE = Sieve(" NCCL ", *WORDS)
+_SIEVE = Sieve(" NCCL ", *WORDS, *ASKED)
 
 
 class _Told(NamedTuple):
@@ -62,13 +64,13 @@ class _Told(NamedTuple):
 
 def recognises(source: Source) -> bool:
     """A line of NCCL or of PyTorch's watchdog, in whatever log."""
-    return any(_OURS.search(line[: lines.MAX_LINE]) for line in source.text.splitlines())
+    return any(_OURS.search(line[: lines.MAX_LINE]) for _, line in unasked(enumerate(source.text.splitlines())))
 
 
 def read(source: Source) -> Reading:
     """One log. Raises InputError for what is no text of bounded lines, and for a log that says nothing."""
     log = Log(source.where, source.date_ns)
-    for number, line in source.sifted(_SIEVE):
+    for number, line in unasked(source.sifted(_SIEVE)):
         log.take(number, line)
     found = log.reading()
     if not found.facts and not found.ranks:
@@ -207,8 +209,9 @@ class Log:
                 make = {"IB": "InfiniBand"}.get(link, link)
                 self._once(process, "place", "nic", per=process.host, device=device, link=make, **about)
             for name, address in _SOCKETS.findall(text):
-                if name != "lo" and len(self._addresses) < MAX_FACTS:
-                    self._addresses.setdefault(address, process.host)
+                if name != "lo" and address not in self._addresses and len(self._addresses) < MAX_FACTS:
+                    self._addresses[address] = process.host
+                    self._add(process, "place", "address", address=address, **about)
 
     def _once(self, process: Process, kind: Kind, name: str, *, per: str = "", **fields: Any) -> None:
         """A fact that says nothing new the second time: a process, or whatever is given."""
