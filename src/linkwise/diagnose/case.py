@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from linkwise.diagnose.parts import Trust
 from linkwise.diagnose.progress import Board, Stall, fronts, moving, progress, stalls
 from linkwise.diagnose.timing import Timing, timing
 from linkwise.diagnose.types import Fault, Finding
@@ -38,7 +39,17 @@ class Case:
 
     @cached_property
     def timing(self) -> Timing | None:
-        return timing(self.joined, self.clocks.island)
+        return timing(self.joined, self.clocks)
+
+    def trusting(self, trust: Trust) -> Timing | None:
+        """The same with clocks compared another way."""
+        found: Timing | None = self.once(f"timing {trust}", lambda: timing(self.joined, self.clocks, trust))
+        return found
+
+    @cached_property
+    def open_clocks(self) -> bool:
+        """Whether clocks are bound by orders alone, so that times across them are known in part."""
+        return any(self.clocks.unsure_ns.values())
 
     @cached_property
     def moving(self) -> dict[str, str]:

@@ -22,12 +22,10 @@ def rows(case: Case) -> tuple[Row, ...]:
     waited = gaps = moved = None
     if t is not None and count:
         call = np.repeat(np.arange(joined.calls), np.diff(joined.first))
-        known = (t.arrive > 0) & ~t.apart[call]
-        before = np.where(known, np.maximum(t.last[call] - t.arrive, 0), 0)
-        waited = np.bincount(who, weights=before, minlength=count) / 1e9
+        waited = np.bincount(who, weights=t.waited, minlength=count) / 1e9
         gaps = np.bincount(who, weights=np.maximum(t.gap, 0), minlength=count) / 1e9
         # With a member missing, who came last is not known: what follows may be waiting for it.
-        there = known & _all_there(joined, t.arrive, call)[call]
+        there = (t.moved >= 0)[call] & _all_there(joined, t.arrive, call)[call]
         after = np.where((joined.rows.ended_ns > 0) & there, t.leave - np.maximum(t.last[call], t.arrive), 0)
         moved = np.bincount(who, weights=np.maximum(after, 0), minlength=count) / 1e9
     errors, transports, last = _errors(case), _transports(case), _last(case)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from linkwise.diagnose.parts import Parts, Trust, in_turn, parts
 from linkwise.trace.calls import DONE, Ints
+from linkwise.trace.clocks import Clocks
 from linkwise.trace.events import RankTrace
 from linkwise.trace.joined import LEAVING, P2P, Joined, Rows
 
@@ -22,6 +24,7 @@ PAUSE, USUAL = 2, 3  # times the usual wait in such a call; of so many at least
 MOST_STEPS = 64  # hops from rank to rank before a wait is given up as not followed
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Line(NamedTuple):
@@ -45,9 +48,9 @@ class Origins(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Times of a trace. Per row of `Joined.rows`: arrive, leave (0 = not known), gap (-1 = not known). Per call: last
-    arrival, its record (-1 = not known), the wait that is charged (from when half the members were there), moved (-1 =
-    not known), apart: whether its members' times cannot be compared.
+    """Times of a trace. Per row of `Joined.rows`: arrive, leave (0 = not known), gap (-1 = not known), waited: for
+    members whose times can be compared with its own. Per call: last arrival, its record (-1 = not known), the wait that
+    is charged (from when half the members were there, and more than clocks may be wrong), moved (-1 = not known).
 
     own_ns, own_calls: by record, waiting of others that its own time caused, summed over all who waited from when half
     of a call's members were there, and in how many calls; held_ns: by record, how long it held others up, however many
@@ -60,11 +63,11 @@ class Timing(NamedTuple):
     arrive: Ints
     leave: Ints
     gap: Ints
+    waited: Ints
     last: Ints
     lead: Ints
     wait: Ints
     moved: Ints
-    apart: npt.NDArray[np.bool_]
     own_ns: Floats
     own_calls: Ints
     held_ns: Floats
@@ -74,51 +77,78 @@ class Timing(NamedTuple):
     unfollowed_ns: float
 
 
-def timing(joined: Joined, island: tuple[int, ...] = ()) -> Timing | None:
+def timing(joined: Joined, clocks: Clocks | None = None, trust: Trust = "bound") -> Timing | None:
     """The times of a trace; None when too few of them are known to say anything.
 
-    island: by record, which clocks can be compared (`clocks.Clocks`); () = all. Of a call whose members' clocks cannot,
-    nobody is known to be last.
+    clocks: which can be compared, and how well; None = one clock. Of calls of which that is not known well enough, each
+    clock's part is judged by itself (`parts.py`).
     """
     rows = joined.rows
     polled = np.asarray([rank.polled for rank in joined.ranks], bool)[rows.who]
-    arrive = np.where((rows.started_ns > 0) & ~polled, rows.started_ns, rows.created_ns)
-    ended = np.where(polled, 0, rows.ended_ns)  # up to a tenth of a second late: no time to reckon with
-    if not len(arrive) or not (arrive > 0).any():
+    came = np.where((rows.started_ns > 0) & ~polled, rows.started_ns, rows.created_ns)
+    if not len(came) or not (came > 0).any():
         return None
-    first = joined.first[:-1]
-    sizes = np.diff(joined.first)
+    whole = _whole(joined, came, np.repeat(np.arange(joined.calls), np.diff(joined.first)))
+    taken = parts(joined, came, clocks, trust)
+    found = _of_parts(taken, came[taken.order], polled[taken.order], whole[taken.call], clocks)
+    return found if taken.joined is joined else _of_calls(taken, found, joined.calls)
+
+
+def _of_parts(taken: Parts, arrive: Ints, polled: Flags, whole: Flags, clocks: Clocks | None) -> Timing:
+    joined, rows = taken.joined, taken.joined.rows
+    first, sizes = joined.first[:-1], np.diff(joined.first)
     call = np.repeat(np.arange(joined.calls), sizes)
-    whole = _whole(joined, arrive, call)
-    on = np.asarray(island or (0,) * len(joined.ranks), np.int64)[rows.who]
-    apart = np.minimum.reduceat(on, first) != np.maximum.reduceat(on, first)
-    whole &= ~apart
+    whole = whole & (sizes > 1)
+    arrive = in_turn(joined, arrive, whole, polled)
+    ended = np.where(polled, 0, rows.ended_ns)  # up to a tenth of a second late: no time to reckon with
+    island = np.asarray(clocks.island if clocks else (0,) * len(joined.ranks), np.int64)[rows.who]
     last = np.maximum.reduceat(arrive, first)
-    lead = np.where(apart, -1, _lead(rows.who, arrive, last[call], call, joined.calls))
+    lead = np.where(whole | (taken.until_ns[first] == 0), _lead(rows.who, arrive, last[call], call, joined.calls), -1)
     leave = _leave(ended, arrive, last, call, whole)
+    leave = np.where(ended > 0, leave, np.maximum(leave, np.minimum(_next(rows.who, arrive), taken.until_ns)))
     gap = _gaps(joined, arrive, leave)
     # Rows in the order of their arrival: of each call the one with which half are there (of two, the first), the last.
     order = np.lexsort((arrive, call))
     middle, final = order[first + (sizes - 1) // 2], order[first + sizes - 1]
-    wait = np.where(whole, last - arrive[middle], 0)
+    wait = np.where(whole, np.maximum(last - arrive[middle] - taken.unsure_ns, 0), 0)
     ends = np.where(leave > 0, leave, np.iinfo(np.int64).max)
     soonest = np.minimum.reduceat(ends, first)
     known = ended > 0
     # A sender may return at once: a message has moved when its receiver has it.
-    taken = np.maximum.reduceat(np.where(rows.op == joined.op("recv"), leave, 0), first)
-    soonest = np.where(taken > 0, taken, soonest)
+    taken_ns = np.maximum.reduceat(np.where(rows.op == joined.op("recv"), leave, 0), first)
+    soonest = np.where(taken_ns > 0, taken_ns, soonest)
     moved = np.where(whole & np.logical_and.reduceat(known, first), soonest - last, -1)
-    moved = np.where(moved < 0, -1, moved)
-    elapsed = _busy(joined.ranks) or _longest(arrive, leave, on)
+    moved = np.where((moved < 0) | (taken.until_ns[first] > 0), -1, moved)
+    elapsed = _busy(joined.ranks) or _longest(arrive, leave, island)
     lines = _lines(joined, arrive, leave, last, lead, call, whole)
     _add_leaving(joined, lines)
     wait = _charged(joined, wait)
-    waiting = np.add.reduceat(np.minimum(np.maximum(last[call] - arrive, 0), wait[call]), first)
+    waits = np.where(arrive > 0, np.maximum(last[call] - arrive, 0), 0)
+    waiting = np.add.reduceat(np.minimum(waits, wait[call]), first)
     followed = _follow(joined, lines, _Waits(wait, last, lead, gap[final], gap[middle], waiting))
     return Timing(
-        arrive, leave, gap, last, lead, wait, moved, apart, followed.own, followed.calls, followed.held,
+        arrive, leave, gap, waits, last, lead, wait, moved, followed.own, followed.calls, followed.held,
         followed.origins, followed.moved, max(1, elapsed), followed.lost,
     )  # fmt: skip
+
+
+def _of_calls(taken: Parts, found: Timing, calls: int) -> Timing:
+    """Times by part as times by call: of a call in parts those of the part with the longest wait."""
+    back = np.argsort(taken.order)
+    order = np.lexsort((found.wait, taken.call))
+    chosen = order[np.searchsorted(taken.call[order], np.arange(calls), side="right") - 1]
+    by_row = {name: getattr(found, name)[back] for name in ("arrive", "leave", "gap", "waited")}
+    by_call = {name: getattr(found, name)[chosen] for name in ("last", "lead", "wait", "moved")}
+    return found._replace(**by_row, **by_call)
+
+
+def _next(who: Ints, arrive: Ints) -> Ints:
+    """By row, when its rank came to its next call; 0 where there is none."""
+    order = np.lexsort((arrive, who))
+    found = np.zeros(len(who), np.int64)
+    same = who[order[1:]] == who[order[:-1]]
+    found[order[:-1][same]] = arrive[order[1:][same]]
+    return found
 
 
 def _longest(arrive: Ints, leave: Ints, island: Ints) -> int:
@@ -132,7 +162,7 @@ def _longest(arrive: Ints, leave: Ints, island: Ints) -> int:
     return max(spans)
 
 
-def _whole(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_]:
+def _whole(joined: Joined, arrive: Ints, call: Ints) -> Flags:
     """Calls that every known member entered and is done with, more than one, at times that are known.
 
     In a call that is still open nobody is late yet: what keeps it open is a question for the hang rule.
@@ -141,7 +171,7 @@ def _whole(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_]:
     p2p = np.isin(joined.rows.op[joined.first[:-1]], [joined.op(name) for name in P2P])
     asked = np.where(p2p, 2, sizes[joined.rows.group[joined.first[:-1]]])
     there = np.bincount(call, weights=(arrive > 0) & (joined.rows.state == DONE), minlength=joined.calls)
-    whole: npt.NDArray[np.bool_] = (there == asked) & (asked > 1)
+    whole: Flags = (there == asked) & (asked > 1)
     return whole
 
 
@@ -171,7 +201,7 @@ def _lead(who: Ints, arrive: Ints, last: Ints, call: Ints, calls: int) -> Ints:
     return lead
 
 
-def _leave(ended: Ints, arrive: Ints, last: Ints, call: Ints, whole: npt.NDArray[np.bool_]) -> Ints:
+def _leave(ended: Ints, arrive: Ints, last: Ints, call: Ints, whole: Flags) -> Ints:
     """When each row's rank left its call: as recorded; else, for a call all entered, not before the last arrival."""
     return np.where(ended > 0, np.maximum(ended, arrive), np.where(whole[call] & (arrive > 0), last[call], 0))
 
@@ -235,7 +265,7 @@ def _runs(values: Ints) -> list[tuple[int, int]]:
 
 
 def _lines(
-    joined: Joined, arrive: Ints, leave: Ints, last: Ints, lead: Ints, call: Ints, whole: npt.NDArray[np.bool_]
+    joined: Joined, arrive: Ints, leave: Ints, last: Ints, lead: Ints, call: Ints, whole: Flags
 ) -> dict[int, Line]:
     rows = joined.rows
     order = np.lexsort((arrive, rows.who))

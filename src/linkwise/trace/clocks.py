@@ -34,7 +34,8 @@ class Clocks(NamedTuple):
     common moment after that, None = no ends in common. by_ends: whether any ends were compared. island: by place; times
     of records on different islands cannot be compared. apart: records that are not on the largest one. unsure_ns: by
     place, how far order alone leaves its clock open; less lateness than that is none. one_way: those of `apart` that
-    messages, or other orders, bind to another island from one side only."""
+    messages, or other orders, bind to another island from one side only. clock: by place, records of one number share
+    a clock; () = all do."""
 
     shift_ns: dict[int, int]
     residual_s: float | None
@@ -43,6 +44,7 @@ class Clocks(NamedTuple):
     unsure_ns: dict[int, int]
     island: tuple[int, ...]
     one_way: tuple[int, ...] = ()
+    clock: tuple[int, ...] = ()
 
 
 # By two clocks: the second is ahead of the first by at most so many ns.
@@ -89,6 +91,7 @@ def align(trace: Trace, joined: Joined | None = None) -> Clocks:
         unsure_ns={place: one.open for place, one in enumerate(places)},
         island=tuple(one.island for one in places),
         one_way=tuple(place for place, one in enumerate(places) if one.island and clock[place] in one_sided),
+        clock=tuple(clock),
     )
 
 

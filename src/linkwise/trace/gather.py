@@ -21,6 +21,7 @@ from linkwise.trace.facts import Fact, Span
 from linkwise.trace.limits import allow_cpu, limit
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.own import joined
+from linkwise.trace.readers.shared import folder_host
 from linkwise.trace.writer import EARLIER, SUFFIX
 
 MAX_FILES = 65_536
@@ -176,7 +177,12 @@ def _ranks(good: list[tuple[_Read, Reading]]) -> list[tuple[str, RankTrace]]:
         before = earlier.pop(one.path.removesuffix(SUFFIX), None) if one.path.endswith(SUFFIX) else None
         ranks += [(one.path, joined(before, rank) if before else rank) for rank in reading.ranks]
     ranks += [(rank.source, rank) for rank in earlier.values()]
-    return ranks
+    return [(path, _at(rank, folder_host(path))) for path, rank in ranks]
+
+
+def _at(rank: RankTrace, host: str) -> RankTrace:
+    """A record that does not say its host is of the one its folder is named after."""
+    return rank if rank.head.host or not host else replace(rank, head=replace(rank.head, host=host))
 
 
 def _told_apart(found: list[tuple[str, RankTrace]]) -> tuple[list[RankTrace], dict[str, tuple[str, ...]]]:

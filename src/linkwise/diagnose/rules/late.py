@@ -11,6 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.chance import charged
+from linkwise.diagnose.parts import Trust
+from linkwise.diagnose.progress import on_device
 from linkwise.diagnose.rules import mismatch
 from linkwise.diagnose.rules.cause import NEXT, WORDS, cause_of, low, peers_of, refused, taken
 from linkwise.diagnose.rules.compute import like_its_peers
@@ -25,6 +28,7 @@ from linkwise.trace.joined import P2P
 SHARE, RATIO, CALLS = 0.10, 2.5, 3
 CHANCE = 0.02  # that one of equal ranks would be charged with so much, or would come so often after the others
 BURST_NS = 250_000_000  # of waiting in all, where steps run on cores: any program that runs for a moment costs as much
+MOST_OF = 0.9  # of the waiting: the calls that are told of
 LEADER = 1 / 3  # of what the worst rank is charged with: a rank with less lost a few calls from its record
 STAGE_RATIO = 3.0  # own time a layer, against other stages: they differ in embedding and head, ranks of a stage do not
 USUAL = 0.25  # of a stage's steps are no longer than its usual one: what else the machine does only adds to some
@@ -32,7 +36,10 @@ RECENT = 0.5  # of the steps: in which a rank that became slow on the way is slo
 UNEVEN = 1.5  # times the layers, and the time, of the others: a stage that sets the pace
 PIPELINE_NS = 2_000_000  # own time of a stage's step below which a wake-up is as long as the work
 SHARED = 0.5  # of the record lost to others on the same cores, without a quota: less is a busy machine, no rank's fault
-ROTATING_SHARE, ROTATING_RANKS = 0.5, 3
+TRUSTS: tuple[Trust, ...] = ("host", "written")
+# Of the record, that a rank waits for the others in turn: where nothing but cores runs steps, as on any busy machine;
+# and where devices do, whose own work takes the same time each step.
+ROTATING_SHARE, ROTATING_DEVICES, ROTATING_RANKS = 0.5, 0.12, 3
 # What a hang says where a rank may have left the common order.
 LEFT_OUT = ("skipped_collective", "repeated_collective", "stopped_rank")
 PAUSE_NS = 2_000_000_000  # one stop this long is a stop; a second passes on a host that is overloaded
@@ -58,7 +65,54 @@ def find(case: Case) -> Iterator[Finding]:
     if not late:
         yield from _slow_stage_rank(case)
         yield from _paused(case, t)
-        yield from _rotating(case, t)
+        yield from _between_clocks(case) or _rotating(case, t)
+
+
+def _between_clocks(case: Case) -> list[Finding]:
+    """Who may be late, and that all are in turn, where clocks are bound too loosely to tell.
+
+    Within a host its ranks are compared, but one that waited for another host looks late there. Across hosts, clocks
+    that did not have to be moved are taken as they are written; moved ones stand at an end of what orders allow, and
+    any rank may look late by them.
+    """
+    if not case.open_clocks or case.found("mismatch") or case.found("hang"):
+        return []
+    for trust in TRUSTS:
+        t = case.trusting(trust)
+        if t is None or (trust == "written" and any(case.clocks.shift_ns.values())):
+            continue
+        late = [who for who in _late(case, t) if charged_by_chance(t, who, peers_of(case, who)) < CHANCE]
+        found = [_perhaps(case, t, who, trust) for who in late[:1]] or list(_rotating(case, t))
+        if found:
+            return found
+    return []
+
+
+def _perhaps(case: Case, t: Timing, who: int, trust: Trust) -> Finding:
+    led = _led(t, who)
+    behind = float(np.median(t.wait[led])) / 1e6 if led.any() else 0.0
+    width = max(case.clocks.unsure_ns.values()) / 1e6
+    host = trust == "host"
+    of = "the ranks of its host" if host else "its group"
+    return Finding(
+        class_="late_rank",
+        summary=f"{case.name(who)} is last of {of} to {int(led.sum())} calls by {behind:.3g} ms (median)"
+        f"{'' if host else ' as clocks are written'}, and calls and messages bind clocks within {width:.3g} ms only:"
+        f" it is late by its own doing, or {'it waited for another host before' if host else 'its clock is ahead'}",
+        original_fault=case.fault(who),
+        first_reporter=_victim(case, t, who),
+        confidence=0.4,
+        decided=False,
+        waited_s=float(t.own_ns[who] / 1e9),
+        evidence=(
+            f"it would have held others up for {t.held_ns[who] / 1e9:.3g} s,"
+            f" {100 * t.held_ns[who] / t.elapsed_ns:.0f} % of the record",
+        ),
+        would_decide="clocks in step to less than that (chronyc tracking on each host); TORCH_NCCL_ENABLE_TIMING=1, by"
+        " which the recorder notes how long each call ran; each host's files in a folder named after it (node0/)",
+        next=f"a profile of {case.name(who)} with its host's calls",
+        recovery="none",
+    )
 
 
 def _stands(finding: Finding) -> bool:
@@ -93,7 +147,7 @@ def _late(case: Case, t: Timing) -> list[int]:
         if t.held_ns[who] < least or t.own_calls[who] < CALLS:
             continue
         peers = peers_of(case, who)
-        if not peers or t.held_ns[who] < RATIO * low(t.held_ns[peers]) or not _beyond_clocks(case, t, who):
+        if not peers or t.held_ns[who] < RATIO * low(t.held_ns[peers]):
             continue
         if min(charged_by_chance(t, who, peers), _slower_by_chance(case, t, who, peers)) < CHANCE:
             found.append(who)
@@ -101,17 +155,9 @@ def _late(case: Case, t: Timing) -> list[int]:
 
 
 def charged_by_chance(t: Timing, who: int, peers: list[int]) -> float:
-    """At most how likely one of equal ranks would be charged with as much, when every pause falls on any of them alike.
-
-    Each pause counts by its length, so that a few long ones, which any rank may have had, prove little: Chernoff's
-    bound for a sum of independent charges of different weight, times the number of ranks any of which might be named.
-    """
+    """At most how likely one of equal ranks would be charged with as much, when every pause falls on any alike."""
     held = t.origins.held_ns[np.isin(t.origins.who, [who, *peers])]
-    weight, total, ranks = held / held.max(), float(t.held_ns[who] / held.max()), 1 + len(peers)
-    bounds = [
-        float(np.log1p(np.expm1(tilt * weight) / ranks).sum()) - tilt * total for tilt in np.geomspace(0.01, 50, 60)
-    ]
-    return min(1.0, ranks * math.exp(min(0.0, *bounds)))
+    return charged(held, float(t.held_ns[who]), 1 + len(peers))
 
 
 def _slower_by_chance(case: Case, t: Timing, who: int, peers: list[int]) -> float:
@@ -129,33 +175,6 @@ def _slower_by_chance(case: Case, t: Timing, who: int, peers: list[int]) -> floa
     spread = float((others * (others + 2)).sum()) / 3  # of a sum of signs against as many others, all equally likely
     score = float(ahead.sum()) / math.sqrt(spread) if spread else 0.0
     return min(1.0, (1 + len(peers)) * 0.5 * math.erfc(score / math.sqrt(2)))
-
-
-def _beyond_clocks(case: Case, t: Timing, who: int) -> bool:
-    """Whether a rank is late by more than clocks may be wrong, or among ranks of one clock."""
-    unsure = _unsure(case)
-    if not unsure.any():
-        return True
-    certain = (t.lead == who) & (t.wait > unsure)
-    return int(certain.sum()) >= CALLS and float(t.wait[certain].sum()) >= SHARE * t.elapsed_ns
-
-
-def _unsure(case: Case) -> np.ndarray:
-    """By call, how far apart its members' clocks may be, in ns: as far as the two that are most open."""
-    width = np.asarray([case.clocks.unsure_ns.get(place, 0) for place in range(len(case.joined.ranks))], np.int64)
-    if not width.any():
-        return np.zeros(case.joined.calls, np.int64)
-    # Records of one host have one clock, open alike.
-    hosts: dict[str, int] = {}
-    names = [rank.head.clock or rank.head.host or f" {place}" for place, rank in enumerate(case.joined.ranks)]
-    who, first = case.joined.rows.who, case.joined.first[:-1]
-    host = np.asarray([hosts.setdefault(name, len(hosts)) for name in names], np.int64)[who]
-    own = width[who]
-    most = np.maximum.reduceat(own, first)
-    call = np.repeat(np.arange(len(first)), np.diff(case.joined.first))
-    widest = np.maximum.reduceat(np.where(own == most[call], host, -1), first)
-    next_ = np.maximum.reduceat(np.where(host != widest[call], own, -1), first)
-    return np.where(next_ < 0, 0, most + next_)
 
 
 class _Stage(NamedTuple):
@@ -274,13 +293,18 @@ def _layers(case: Case, place: int) -> int:
 def _finding(case: Case, t: Timing, who: int) -> Finding:
     head = case.joined.ranks[who].head
     cause, evidence = cause_of(case, t, who, float(t.held_ns[who]))
-    led = t.lead == who
-    waits = t.wait[led & (t.wait > 0)]
-    own, rest = _own_before(case, t, who)
+    led = _led(t, who)
+    waits = t.wait[led]
+    behind = float(np.median(waits)) if len(waits) else 0.0
+    own, rest = _own_before(case, t, who, led)
     first = [
-        f"{case.name(who)} came last to {int(led.sum())} of {len(t.lead)} calls,"
-        f" {np.median(waits) / 1e6 if len(waits) else 0:.3g} ms (median) after half of the group",
-        f"own time before its calls {own / 1e6:.3g} ms (median), of its peers {rest / 1e6:.3g} ms",
+        f"{case.name(who)} came last to {int((t.lead == who).sum())} of {len(t.lead)} calls; {behind / 1e6:.3g} ms"
+        f" (median) after half of the group to the {len(waits)} that make up most of the waiting",
+        *(
+            [f"own time before these {own / 1e6:.3g} ms (median), of its peers {rest / 1e6:.3g} ms"]
+            if own - rest >= behind / 2
+            else []
+        ),
         f"it held others up for {t.held_ns[who] / 1e9:.3g} s, {100 * t.held_ns[who] / t.elapsed_ns:.0f} % of the"
         f" record; {t.own_ns[who] / 1e9:.3g} s of their waiting, all together, begins here",
     ]
@@ -298,10 +322,21 @@ def _finding(case: Case, t: Timing, who: int) -> Finding:
     )
 
 
-def _own_before(case: Case, t: Timing, who: int) -> tuple[float, float]:
-    """Median own time before the calls a rank came last to: its own, and of the others in the same calls."""
+def _led(t: Timing, who: int) -> np.ndarray:
+    """Of the calls a rank came last to those with the longest waits, MOST_OF them together."""
+    mine = np.flatnonzero((t.lead == who) & (t.wait > 0))
+    mine = mine[np.argsort(-t.wait[mine], kind="stable")]
+    together = np.cumsum(t.wait[mine])
+    most = int(np.searchsorted(together, MOST_OF * together[-1])) + 1 if len(mine) else 0
+    found = np.zeros(len(t.lead), bool)
+    found[mine[:most]] = True
+    return found
+
+
+def _own_before(case: Case, t: Timing, who: int, led: np.ndarray) -> tuple[float, float]:
+    """Median own time before calls a rank came last to: its own, and of the others in the same calls."""
     rows, first = case.joined.rows, case.joined.first
-    calls = np.repeat(t.lead == who, np.diff(first))
+    calls = np.repeat(led, np.diff(first))
     known = calls & (t.gap >= 0)
     mine = t.gap[known & (rows.who == who)]
     rest = t.gap[known & (rows.who != who)]
@@ -350,7 +385,8 @@ def _rotating(case: Case, t: Timing) -> Iterator[Finding]:
     whole = float(t.own_ns.sum())
     share = whole / ranks / t.elapsed_ns  # of the record, which a rank waits in the middle
     some = t.own_ns >= 0.5 * whole / ranks
-    if share < ROTATING_SHARE or some.sum() < max(ROTATING_RANKS, 0.6 * ranks):
+    devices = all(on_device(case.joined, who) for who in range(len(t.own_ns)))
+    if share < (ROTATING_DEVICES if devices else ROTATING_SHARE) or some.sum() < max(ROTATING_RANKS, 0.6 * ranks):
         return
     hints = [f for f in case.facts("setting") if f.name in {"cpu_bind", "omp_threads"}]
     hints += [fact for fact, _ in taken(case)]

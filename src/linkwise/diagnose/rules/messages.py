@@ -42,8 +42,9 @@ def awaited(case: Case, gone: set[int]) -> dict[int | tuple[str, int], list[Why]
         op = joined.ops[joined.rows.op[row]]
         there = "has no record" if place is None else "waits for nothing"
         why = found.setdefault(key, [])
-        if len(why) < MOST:
-            why.append(Why(f"{case.name(who)} waits in a {op} with rank {peer}, which {there}", -1, op == "recv"))
+        one = Why(f"{case.name(who)} waits in a {op} with rank {peer}, which {there}", -1, op == "recv")
+        if len(why) < MOST and one not in why:
+            why.append(one)
     return found
 
 
@@ -73,10 +74,17 @@ def stuck_on_device(case: Case) -> tuple[dict[int, list[str]], dict[int, list[st
         if over:
             text = f"{case.name(who)} stands in a {op}: {far} is done with it, and its own device does not end it"
             ended.setdefault(who, []).append(text)
-        elif begun and any(mark.started >= 0 for mark in joined.ranks[who].marks):
+        elif begun and _tells_starts(case, who):
             text = f"{case.name(who)} stands in a {op}: {far} is in it, and its own device has not begun it"
             started.setdefault(who, []).append(text)
     return ended, started
+
+
+def _tells_starts(case: Case, who: int) -> bool:
+    """Whether a record says what its device began. A group's own count does not where its last calls are messages."""
+    rows = case.joined.rows
+    begun = (rows.who == who) & ((rows.started_ns > 0) | (rows.state == STARTED))
+    return bool(begun.any()) or any(mark.started >= 0 for mark in case.joined.ranks[who].marks)
 
 
 def unmoved(case: Case) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ _FIELDS: dict[str, Any] = {
     "time_discovered_started_ns": 0, "time_discovered_completed_ns": 0, "retired": None, "is_p2p": None,
 }  # fmt: skip
 _EARLIER = {"collective_seq_id": "seq_id"}  # of the first versions
-LOOKED_NS = 100_000  # from start to end at most (median), where both are when somebody looked
+LOOKED_NS = 20_000  # from start to end at most (median), where one look noted both: no call over a link is as short
 PAUSES = 3  # times the longest pause between two calls: a rank that enqueued none for so long does not go on
 FREQUENT_NS = 20_000_000  # between calls, on average: five of them between two looks of the watchdog
 RECENT_NS = 10 * 10**9  # a dump this soon after the last call was enqueued is no watchdog's, which waits for a minute
@@ -125,8 +125,10 @@ def seen(rows: Columns) -> Seen:
     gaps = [after - before for before, after in pairwise(made)] or [0]
     taken = max([*pending, *fresh], default=0)
     if taken:
-        moving = taken - made[-1] < (RECENT_NS if fresh else PAUSES * max(gaps))
-        return Seen(True, taken, "moving" if moving else "still")
+        if taken - made[-1] >= (RECENT_NS if fresh else PAUSES * max(gaps)):
+            return Seen(True, taken, "still")
+        # A start alone shows no end: the last call before a device stops begins as any other.
+        return Seen(True, taken, "moving" if fresh else "")
     # Of calls this frequent some would have ended since the last look, did they go on.
     return Seen(True, 0, "still" if made[-1] - made[0] < FREQUENT_NS * len(gaps) else "")
 

@@ -56,6 +56,10 @@ class Block(NamedTuple):
         """Lines that may hold one of the sieve's words; of a part of a dump, which is small, all."""
         return self.source.sifted(sieve) if self.source else self.lines
 
+    def first(self, most: int) -> Iterable[tuple[int, str]]:
+        """Its first lines; of a file those of its head."""
+        return islice(enumerate(self.source.text.splitlines(), 1) if self.source else self.lines, most)
+
     def tail(self, most: int) -> list[tuple[int, str]]:
         """Its last lines; the number 0 is not known."""
         return self.source.tail(most) if self.source else self.text[-most:]
@@ -83,7 +87,7 @@ def recognised(source: Source, fits: Fits) -> bool:
 
 def reading(source: Source, facts: Facts) -> Reading:
     """All facts of a file; of a dump's parts by the modules they fit. Raises InputError as the reader of it does."""
-    found = Found(source.where, _host(source.where))
+    found = Found(source.where, folder_host(source.where))
     own_ns = source.date_ns
     if not _HAS_HEADING.search(source.text):
         found.block = Block(_path(source), source.lines(), source.where, own_ns, source=source)
@@ -117,7 +121,7 @@ def _path(source: Source) -> str:
     return os.path.abspath(source.path).removesuffix(".gz")
 
 
-def _host(where: str) -> str:
+def folder_host(where: str) -> str:
     """A host that a folder of the evidence names: `node3/dmesg.txt`, `gpu-host-07/sys/class/...`."""
     folders = where.split("/")[:-1]
     named = [f for f in folders if re.fullmatch(r"(?:[\w-]*-)?(?:host|node|worker)[-_.]?\d[\w.-]{0,60}", f)]
