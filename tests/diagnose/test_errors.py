@@ -198,6 +198,13 @@ class TestSeveral:
         one = only(tmp_path, server__log=text)
         assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (1,))
 
+    def test_a_worker_that_the_kernel_killed_is_known_by_its_process_id(self, tmp_path: Path) -> None:
+        text = "(Worker_TP1 pid=2211) INFO 11-30 09:59:00 [x.py:1] up\n(Worker_TP3 pid=2213) INFO 11-30 09:59:00 up\n"
+        kill = "Memory cgroup out of memory: Killed process 2213 (VLLM::Worker_TP) total-vm:123456kB\n"
+        one = only(tmp_path, server__log=text, dmesg__txt=f"[  123.456789] {kill}")
+        assert (one.class_, one.decided, one.original_fault.ranks) == ("dead_rank", True, (3,))
+        assert "out of memory" in one.summary
+
     def test_workers_that_were_asked_to_end_are_not_blamed(self, tmp_path: Path) -> None:
         text = "".join(vllm(f"Worker_TP{rank}", "30:00", "WorkerProc was terminated", "WARNING") for rank in range(2))
         text += vllm("EngineCore_DP0", "30:02", "Worker proc VllmWorker-0 died unexpectedly, shutting down executor.")

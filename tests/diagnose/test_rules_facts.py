@@ -283,6 +283,25 @@ class TestHost:
         assert not unnamed.decided
         assert unnamed.original_fault.ranks == ()
 
+    def test_a_kill_of_the_host_whose_process_id_nobody_knows(self) -> None:
+        """A container numbers its processes by itself: host, time and name join the kill with the rank that ended."""
+        labels = {"pid": "88113", "command": "VLLM::Worker_TP"}
+        kill = fact("exit", "oom", -9, labels, host="a", unix_ns=100 * SECOND)
+        for end in (
+            fact("exit", "died", 0, {"code": "unknown"}, rank=3, host="a", unix_ns=105 * SECOND),
+            fact("exit", "died", -9, rank=3, host="a", unix_ns=105 * SECOND),
+        ):
+            finding = one(host, kill, end)
+            assert (finding.original_fault.ranks, finding.decided, finding.confidence) == ((3,), True, 0.9)
+            assert "the kernel killed process 88113 (VLLM::Worker_TP)" in finding.summary
+            for other in (kill._replace(host="b"), kill._replace(unix_ns=9_000 * SECOND)):
+                dead, apart = found(host, other, end)  # neither hides the other
+                assert (dead.original_fault.ranks, dead.confidence, apart.decided) == ((3,), 0.8, False)
+        place = fact("place", "process", 0, {"pid": "12"}, rank=3, host="a")
+        browser = fact("exit", "oom", -9, {"pid": "9", "command": "chrome"}, host="a")
+        assert found(host, place, browser) == []
+        assert not one(host, place, kill).decided
+
     def test_those_that_are_ended_because_of_another(self) -> None:
         exits = [fact("exit", "died", value, rank=rank) for rank, value in enumerate((-6, -15, -11, -6))]
         assert one(host, *exits).original_fault.ranks == (2,)

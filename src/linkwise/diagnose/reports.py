@@ -20,6 +20,7 @@ OF_OTHERS = frozenset({
     "peer_silent", "lease_lost",
 })  # fmt: skip
 CONSEQUENCES = frozenset({"engine_dead", "exited", "abort", "nccl_failed"})
+ENGINE = re.compile(r"vllm|sglang|ray::|python|pt_main_thread|trtllm|mpi|linkwise", re.IGNORECASE)  # processes' names
 _REMOTE = re.compile(r"remote|RemoteError|in progress|InProgress", re.IGNORECASE)
 
 
@@ -64,6 +65,7 @@ def consequences(case: Case) -> list[Fact]:
     told = [fact for fact in case.facts("error") if fact.name in CONSEQUENCES]
     asked = terminated(case)
     ends = [fact for fact in case.facts("exit") if int(fact.value) not in {0, -1, -2, -15} or fact.label("code")]
+    ends = [fact for fact in ends if not (fact.name == "oom" and stranger(case, fact))]
     ends = [fact for fact in ends if not (fact.label("code") and fact.rank in asked)]
     return [*told, *ends]
 
@@ -82,6 +84,12 @@ def of_fronts(case: Case, story: Story) -> list[Fact]:
 def terminated(case: Case) -> set[int]:
     """Ranks that say somebody asked them to end: that their engine misses them then is no fault of theirs."""
     return {fact.rank for fact in case.facts("notice", "terminated") if fact.rank >= 0}
+
+
+def stranger(case: Case, end: Fact) -> bool:
+    """A process that is no engine's by its name, where the process ids of the host's ranks are known and others."""
+    known = {fact.label("pid") for fact in case.facts("place") if fact.rank >= 0 and fact.host == end.host} - {""}
+    return bool(known) and end.label("pid") not in known and ENGINE.match(end.label("command")) is None
 
 
 def follows(told: list[Story], end: Fact, ranks: tuple[int, ...]) -> bool:

@@ -12,6 +12,8 @@ from linkwise.trace.facts import Fact
 
 THROTTLED = 0.10  # of the periods: a quota that is met now and then stops nobody for long
 MIN_PERIODS = 20
+# An engine misses a worker some seconds after its end; clocks of logs are apart by as much.
+SOON_NS, LATE_NS = 5 * 10**9, 60 * 10**9
 # Signals of a process's own doing; and codes of a process that was ended, or ended itself, because of another.
 _FAULTS = (-11, -7, -4, -8)
 _FOLLOWING = (0, -6, -15, -2, -1)
@@ -72,33 +74,58 @@ def _ended(case: Case, places: Places) -> Iterator[Finding]:
     exits = [fact for fact in exits if not (fact.label("code") and fact.rank in asked)]
     errors = reports.own(case) if exits else []
     exits = [fact for fact in exits if not reports.follows(errors, fact, places.of(fact))]
+    kills = [fact for fact in exits if fact.name == "oom" and not places.of(fact) and not reports.stranger(case, fact)]
+    exits = [fact for fact in exits if fact.name != "oom" or places.of(fact)]
     sure = [fact for fact in exits if fact.name == "oom" or _untold(fact)]
     faults = [fact for fact in exits if int(fact.value) in _FAULTS]
     by_ranks: dict[tuple[int, ...], list[Fact]] = {}
     for fact in sure or faults or exits:
         by_ranks.setdefault(places.of(fact), []).append(fact)
-    unknown = by_ranks.pop((), [])
+    unknown = by_ranks.pop((), []) + kills
+    killed = _killed(by_ranks, kills)
     if len(by_ranks) > 1 and not sure:
         first = _first(by_ranks)
         if first is None:
             yield _several(by_ranks)
+            if kills:
+                yield _unplaced(kills, _why(kills))
             return
         by_ranks = {first: by_ranks[first]}
     for ranks, facts in by_ranks.items():
-        oom = any(fact.name == "oom" for fact in facts)
+        oom = any(fact.name == "oom" for fact in [*facts, *killed])
         yield Finding(
             class_="dead_rank",
-            summary=f"{ranks_text(ranks)}: {_why(facts)}",
+            summary=f"{ranks_text(ranks)}: {_why(facts)}" + (f"; {_beside(killed[0])}" if killed else ""),
             original_fault=_fault(case, ranks, facts[0]),
             cause="host",
             confidence=0.9 if oom else 0.8,
-            evidence=lines(facts),
+            evidence=(*lines(facts, 5), *lines(killed, 2)),
             next="memory limits of its cgroup, dmesg of its host" if oom else "the last lines of its log; a core dump",
             recovery="restart group",
         )
-    told = [fact for fact in unknown if fact.name in {"oom", "segfault", "trap"}]
-    if told and not by_ranks:
+    told = [fact for fact in unknown if fact.name in {"oom", "segfault", "trap"} and fact not in killed]
+    if told and (not by_ranks or told[-1].name == "oom"):
         yield _unplaced(told, _why(told))
+
+
+def _killed(by_ranks: dict[tuple[int, ...], list[Fact]], kills: list[Fact]) -> list[Fact]:
+    """Of processes that the kernel killed for want of memory, those that are likely the one rank which ended as nobody
+    says, or by signal 9: on its host, shortly before, an engine's by their name. In a container process ids differ."""
+    ends = next(iter(by_ranks.values())) if len(by_ranks) == 1 else []
+    if not all(_untold(end) or int(end.value) == -9 for end in ends):
+        return []
+    return [fact for fact in kills if any(_same_end(fact, end) for end in ends)]
+
+
+def _same_end(kill: Fact, end: Fact) -> bool:
+    near = not kill.unix_ns or not end.unix_ns or -SOON_NS <= end.unix_ns - kill.unix_ns <= LATE_NS
+    here = not kill.host or not end.host or kill.host == end.host
+    return near and here and reports.ENGINE.match(kill.label("command")) is not None
+
+
+def _beside(kill: Fact) -> str:
+    command = kill.label("command")
+    return f"the kernel killed process {kill.label('pid')} ({command}) of its host for want of memory"
 
 
 def _first(by_ranks: dict[tuple[int, ...], list[Fact]]) -> tuple[int, ...] | None:

@@ -5,7 +5,8 @@ its log are read as well.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 from linkwise.trace.readers import shared
@@ -78,6 +79,7 @@ _WHOSE = re.compile(r"pid=\d+|[rR](?:ank|ANK) ?\d+|[A-Z]P\d+|Engine \d+|type=\w+
 _FRONT_CHARS = 160
 _DATED = re.compile(r"^(?:\[|[IWEF])?\d{2,4}[-/ ]?\d\d|^[A-Z]{4,8} \d\d-\d\d ")  # a line that begins by itself
 _STACK_LINES = 500  # below an announced exception that can be its stack and its message
+STARTUP = 2_000  # first lines of a log, in which each process of an engine writes with its id in front
 TAIL = 400  # last lines of a log, in which an exception that ended a process stands with its stack
 _SIEVE = Sieve(
     *(rule.mark for rule in RULES), *MARKS, *STACKED, *ELASTIC, "rror", "xcep", "CCL_", "UCX_", "GLOO_", "OMP_NUM",
@@ -146,6 +148,7 @@ def facts(block: Block, found: Found) -> None:
     stacks.flush()
     elastic.flush()
     last = _numbered(block.tail(TAIL))
+    _processes(chain(block.first(STARTUP), last), found)
     ends.last([(n, _plain(row)) for n, row in last], lambda row: _place(row, file_place), clock)
     ends.flush()
     for note in clock.notes:
@@ -153,6 +156,19 @@ def facts(block: Block, found: Found) -> None:
 
 
 Placed = tuple[int, dict[str, str]]
+
+
+def _processes(lines: Iterable[tuple[int, str]], found: Found) -> None:
+    """Where ranks run, by the process ids in vLLM's fronts: (Worker_TP3 pid=2213). Kills are told by process id."""
+    seen: set[str] = set()
+    for line, row in lines:
+        front = row[: row.find(")") + 1] if row.startswith(("(Worker", "(VllmWorker", "(RayWorker")) else ""
+        if not front or front in seen or len(seen) >= shared.MAX_EACH:
+            continue
+        seen.add(front)
+        rank, labels = _place(front + " ", (-1, {}))
+        if rank >= 0 and "pid" in labels:
+            found.add("place", "process", line=line, rank=rank, labels=labels, text=front)
 
 
 def _numbered(tail: list[tuple[int, str]]) -> list[tuple[int, str]]:
