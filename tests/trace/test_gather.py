@@ -166,3 +166,11 @@ def test_a_file_that_breaks_the_limits_is_unusable_and_the_rest_is_used(
     found = gather([tmp_path])
     assert [(one.path, "processor time" in one.reason) for one in found.unusable] == [("_dump_1", True)]
     assert sorted(rank.head.rank for rank in found.trace.ranks) == [0, 2, 3]
+
+
+def test_json_that_breaks_off_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text('{"what": {"0": {"name": "0", "ranks": "[0, 1]"}}, "rows": [{"id": 1, "pg_')
+    (tmp_path / "whole.json").write_text('{"what": 1}\n')
+    half, whole = gather([tmp_path]).unusable
+    assert half.reason.startswith("JSON that breaks off; it begins with")
+    assert whole.reason.startswith("no format of evidence recognised")

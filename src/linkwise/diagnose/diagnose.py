@@ -7,6 +7,7 @@ import numpy as np
 
 from linkwise.core.units import counted
 from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.job import of_one_job
 from linkwise.diagnose.rules import RULES, routes
 from linkwise.diagnose.table import rows
 from linkwise.diagnose.types import Bad, Class, Finding, Findings
@@ -29,6 +30,7 @@ _GONE: tuple[Class, ...] = ("dead_rank", "stopped_rank", "device_error")
 def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str, ...] = ()) -> Findings:
     """What is wrong, whose fault it was, and how well that is known. plan: what the run was meant to do. without: rules
     that are not asked."""
+    evidence, others = of_one_job(evidence)
     case = Case(evidence, plan)
     found = settle([one for name in RULES if name not in without for one in case.found(name)])
     return Findings(
@@ -37,7 +39,7 @@ def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str
         used=tuple(f"{one.path}: {one.format}" for one in evidence.used),
         unusable=tuple(Bad(path=one.path, reason=one.reason) for one in evidence.unusable),
         clocks=_clocks(case),
-        notes=tuple(filter(None, (routes.note(case), *_moving(case), *_notes(evidence))))[:64],
+        notes=tuple(filter(None, (routes.note(case), *_moving(case), *others, *_notes(evidence))))[:64],
         unread=tuple(_unread(case)),
     )
 

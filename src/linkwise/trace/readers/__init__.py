@@ -42,8 +42,9 @@ def read(source: Source) -> tuple[str, Reading]:
     found = recognise(source)
     if not found:
         begins = quoted(source.text[:60]) if source.head.isascii() else "bytes that are no plain text"
+        what = "JSON that breaks off" if _broken_off(source) else "no format of evidence recognised"
         raise InputError(
-            f"no format of evidence recognised; it begins with {begins!r}", where=source.where,
+            f"{what}; it begins with {begins!r}", where=source.where,
             expected="one of the formats in docs/evidence.md",
         )  # fmt: skip
     readings, refused = {}, []
@@ -59,6 +60,14 @@ def read(source: Source) -> tuple[str, Reading]:
         raise refused[0]
     whole = together(*readings.values())
     return ", ".join(readings), replace(whole, notes=(*whole.notes, *source.notes)) if source.notes else whole
+
+
+def _broken_off(source: Source) -> bool:
+    """A file that begins as JSON does and does not end so, as a half-written one. Packed ones are not looked at."""
+    if source.packed or not source.text.lstrip().startswith(('{"', "[{", "{\n", "[\n")):
+        return False
+    last = source.tail(1)[-1][1].rstrip()
+    return not last.endswith(("}", "]"))
 
 
 def together(*readings: Reading) -> Reading:
