@@ -14,6 +14,8 @@ from linkwise.trace.calls import Ints
 from linkwise.trace.clocks import Clocks
 from linkwise.trace.joined import P2P, Joined
 
+Flags = npt.NDArray[np.bool_]
+
 NEVER_NS = 2**60  # how far clocks are apart that nothing binds
 # How clocks are compared: as far as they are bound; as they are written; or only those of one host with each other, as
 # if none ever waited for another.
@@ -23,44 +25,51 @@ MOST_ROUNDS = 16  # a call's wait may put off one behind it, in any group
 
 class Parts(NamedTuple):
     """A trace's calls, those across clocks that are too open taken apart. joined: rows by part; order: of each row its
-    row before; call: of each part its call before; unsure_ns: by part, how far its members' clocks may be apart;
-    until_ns: by row, when a member on another clock may have come at the latest, 0 = none of another part."""
+    row before; call: of each part its call before; arrive: by row; unsure_ns: by part, how far its members' clocks may
+    be apart; until_ns: by row, when a member on another clock may have come at the latest, 0 = none of another part."""
 
     joined: Joined
     order: Ints
     call: Ints
+    arrive: Ints
     unsure_ns: Ints
     until_ns: Ints
 
 
-def parts(joined: Joined, arrive: Ints, clocks: Clocks | None, trust: Trust) -> Parts:
-    """A trace's calls as far as their members' times can be compared. clocks: None = one."""
-    order, count = np.arange(len(arrive)), np.arange(joined.calls)
+def parts(joined: Joined, arrive: Ints, whole: Flags, ahead: Flags, clocks: Clocks | None, trust: Trust) -> Parts:
+    """A trace's calls as far as their members' times can be compared. whole: calls of which all arrivals are known;
+    ahead: rows that may have been enqueued ahead; clocks: None = one."""
     none = np.zeros(joined.calls, np.int64)
     if clocks is None or len(set(clocks.clock)) < 2:
-        return Parts(joined, order, count, none, np.zeros(len(arrive), np.int64))
-    who, places = joined.rows.who, range(len(joined.ranks))
+        arrive = in_turn(joined, arrive, whole, ahead, none)
+        return Parts(joined, np.arange(len(arrive)), np.arange(joined.calls), arrive, none, arrive * 0)
+    who, places, first = joined.rows.who, range(len(joined.ranks)), joined.first[:-1]
     island = np.asarray([clocks.island[place] for place in places], np.int64)[who]
     clock = np.asarray([clocks.clock[place] for place in places], np.int64)[who]
     open_ = np.asarray([0 if trust == "written" else clocks.unsure_ns.get(place, 0) for place in places], np.int64)[who]
-    call = np.repeat(count, np.diff(joined.first))
+    call = np.repeat(np.arange(joined.calls), np.diff(joined.first))
+    apart = _several(island, first)
+    unsure = np.where(apart, NEVER_NS, _unsure(clock, open_, first))
+    if trust == "host":
+        unsure = np.where(unsure > 0, NEVER_NS, unsure)
+    arrive = in_turn(joined, arrive, whole, ahead, unsure)
     # First those on different islands, then those of one island that came closer together than its clocks are bound.
-    part, first = _split(call, np.where(_several(island, joined.first[:-1])[call], island, 0))
-    until = np.where(_several(island, joined.first[:-1])[call], NEVER_NS, 0)
+    part, begins = _split(call, np.where(apart[call], island, 0))
+    until = np.where(apart[call], NEVER_NS, 0)
     ordered = np.lexsort((who, part))
-    unsure = _unsure(clock[ordered], open_[ordered], first)
-    last, second = _latest(arrive[ordered], clock[ordered], first)
+    unsure = _unsure(clock[ordered], open_[ordered], begins)
+    last, second = _latest(arrive[ordered], clock[ordered], begins)
     near = (unsure > 0) & ((last - second <= unsure) | (trust == "host"))
     until = np.maximum(until, np.where(near[part], (last + unsure)[part], 0))
     final, _ = _split(part, np.where(near[part], clock, 0))
     order = np.lexsort((who, final))
     starts = np.flatnonzero(np.append(True, np.diff(final[order]) != 0))
     before = part[order[starts]]
-    rows = joined.rows.take(order)
     return Parts(
-        joined._replace(rows=rows, first=np.append(starts, len(order)).astype(np.int64)),
+        joined._replace(rows=joined.rows.take(order), first=np.append(starts, len(order)).astype(np.int64)),
         order,
         call[order[starts]],
+        arrive[order],
         np.where(near[before], 0, unsure[before]),
         until[order] * (trust != "host"),
     )
@@ -74,8 +83,8 @@ def _split(call: Ints, by: Ints) -> tuple[Ints, Ints]:
     return part, np.append(0, np.cumsum(sizes)[:-1]).astype(np.int64)
 
 
-def _several(values: Ints, first: Ints) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = np.minimum.reduceat(values, first) != np.maximum.reduceat(values, first)
+def _several(values: Ints, first: Ints) -> Flags:
+    found: Flags = np.minimum.reduceat(values, first) != np.maximum.reduceat(values, first)
     return found
 
 
@@ -96,9 +105,9 @@ def _latest(arrive: Ints, clock: Ints, first: Ints) -> tuple[Ints, Ints]:
     return last, np.maximum.reduceat(np.where(clock != of[call], arrive, 0), first)
 
 
-def in_turn(joined: Joined, arrive: Ints, whole: npt.NDArray[np.bool_], ahead: npt.NDArray[np.bool_]) -> Ints:
+def in_turn(joined: Joined, arrive: Ints, whole: Flags, ahead: Flags, unsure_ns: Ints) -> Ints:
     """Arrivals of calls that may have been enqueued ahead: not before their rank left the collective in front of them,
-    so that a wait counts once, in the call it began in. whole: calls of which all arrivals are known; ahead: rows."""
+    so that a wait counts once, in the call it began in. unsure_ns: by call, what clocks may be apart."""
     rows, first = joined.rows, joined.first[:-1]
     ahead = ahead & (arrive > 0) & ~np.isin(rows.op, [joined.op(name) for name in P2P])
     if not ahead.any():
@@ -106,12 +115,12 @@ def in_turn(joined: Joined, arrive: Ints, whole: npt.NDArray[np.bool_], ahead: n
     call = np.repeat(np.arange(joined.calls), np.diff(joined.first))
     order = np.lexsort((rows.sequence, arrive, rows.who))
     order = order[ahead[order]]
-    begins = np.flatnonzero(np.append(True, np.diff(rows.who[order]) != 0))
-    runs = list(zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True))
+    records = runs(rows.who[order])
     for _ in range(MOST_ROUNDS):
-        left = np.where(whole, np.maximum.reduceat(arrive, first), 0)[call[order]]
+        left = np.where(whole, np.maximum.reduceat(arrive, first) - unsure_ns, 0)[call[order]]
+        left = np.maximum(left, arrive[order])
         reached = np.zeros(len(order), np.int64)
-        for begin, end in runs:
+        for begin, end in records:
             reached[begin + 1 : end] = np.maximum.accumulate(left[begin : end - 1])
         later = np.maximum(arrive[order], reached)
         if (later == arrive[order]).all():
@@ -119,3 +128,24 @@ def in_turn(joined: Joined, arrive: Ints, whole: npt.NDArray[np.bool_], ahead: n
         arrive = arrive.copy()
         arrive[order] = later
     return arrive
+
+
+def once(who: Ints, arrive: Ints, waits: Ints) -> Ints:
+    """Waits without what of them lies in a wait of the same record that began before."""
+    found = np.zeros(len(who), np.int64)
+    order = np.lexsort((arrive, who))
+    order = order[waits[order] > 0]
+    for begin, end in runs(who[order]):
+        mine = order[begin:end]
+        until = arrive[mine] + waits[mine]
+        before = np.append(0, np.maximum.accumulate(until)[:-1])
+        found[mine] = np.maximum(until - np.maximum(arrive[mine], before), 0)
+    return found
+
+
+def runs(values: Ints) -> list[tuple[int, int]]:
+    """Where equal neighbours begin and end."""
+    if not len(values):
+        return []
+    starts = np.flatnonzero(np.append(True, np.diff(values) != 0))
+    return list(zip(starts.tolist(), np.append(starts[1:], len(values)).tolist(), strict=True))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from linkwise.diagnose.parts import Parts, Trust, in_turn, parts
+from linkwise.diagnose.parts import Flags, Parts, Trust, once, parts, runs
 from linkwise.trace.calls import DONE, Ints
 from linkwise.trace.clocks import Clocks
 from linkwise.trace.events import RankTrace
@@ -24,7 +24,6 @@ PAUSE, USUAL = 2, 3  # times the usual wait in such a call; of so many at least
 MOST_STEPS = 64  # hops from rank to rank before a wait is given up as not followed
 
 Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 class Line(NamedTuple):
@@ -49,8 +48,9 @@ class Origins(NamedTuple):
 
 class Timing(NamedTuple):
     """Times of a trace. Per row of `Joined.rows`: arrive, leave (0 = not known), gap (-1 = not known), waited: for
-    members whose times can be compared with its own. Per call: last arrival, its record (-1 = not known), the wait that
-    is charged (from when half the members were there, and more than clocks may be wrong), moved (-1 = not known).
+    members whose times can be compared with its own, each moment once. Per call: last arrival, its record (-1 = not
+    known), the wait that is charged (from when half the members were there, and more than clocks may be wrong), moved
+    (-1 = not known).
 
     own_ns, own_calls: by record, waiting of others that its own time caused, summed over all who waited from when half
     of a call's members were there, and in how many calls; held_ns: by record, how long it held others up, however many
@@ -89,17 +89,16 @@ def timing(joined: Joined, clocks: Clocks | None = None, trust: Trust = "bound")
     if not len(came) or not (came > 0).any():
         return None
     whole = _whole(joined, came, np.repeat(np.arange(joined.calls), np.diff(joined.first)))
-    taken = parts(joined, came, clocks, trust)
-    found = _of_parts(taken, came[taken.order], polled[taken.order], whole[taken.call], clocks)
+    taken = parts(joined, came, whole, polled, clocks, trust)
+    found = _of_parts(taken, polled[taken.order], whole[taken.call], clocks)
     return found if taken.joined is joined else _of_calls(taken, found, joined.calls)
 
 
-def _of_parts(taken: Parts, arrive: Ints, polled: Flags, whole: Flags, clocks: Clocks | None) -> Timing:
-    joined, rows = taken.joined, taken.joined.rows
+def _of_parts(taken: Parts, polled: Flags, whole: Flags, clocks: Clocks | None) -> Timing:
+    joined, rows, arrive = taken.joined, taken.joined.rows, taken.arrive
     first, sizes = joined.first[:-1], np.diff(joined.first)
     call = np.repeat(np.arange(joined.calls), sizes)
     whole = whole & (sizes > 1)
-    arrive = in_turn(joined, arrive, whole, polled)
     ended = np.where(polled, 0, rows.ended_ns)  # up to a tenth of a second late: no time to reckon with
     island = np.asarray(clocks.island if clocks else (0,) * len(joined.ranks), np.int64)[rows.who]
     last = np.maximum.reduceat(arrive, first)
@@ -127,8 +126,8 @@ def _of_parts(taken: Parts, arrive: Ints, polled: Flags, whole: Flags, clocks: C
     waiting = np.add.reduceat(np.minimum(waits, wait[call]), first)
     followed = _follow(joined, lines, _Waits(wait, last, lead, gap[final], gap[middle], waiting))
     return Timing(
-        arrive, leave, gap, waits, last, lead, wait, moved, followed.own, followed.calls, followed.held,
-        followed.origins, followed.moved, max(1, elapsed), followed.lost,
+        arrive, leave, gap, once(rows.who, arrive, waits), last, lead, wait, moved, followed.own, followed.calls,
+        followed.held, followed.origins, followed.moved, max(1, elapsed), followed.lost,
     )  # fmt: skip
 
 
@@ -186,7 +185,7 @@ def _charged(joined: Joined, wait: Ints) -> Ints:
     found = np.where(np.isin(op, [joined.op(name) for name in P2P]), 0, wait)
     rooted = np.flatnonzero(np.isin(op, [joined.op(name) for name in ROOTED]) & (wait > 0))
     order = rooted[np.lexsort((group[rooted], op[rooted]))]
-    for begin, end in _runs(op[order] * (1 + len(joined.groups)) + group[order]):
+    for begin, end in runs(op[order] * (1 + len(joined.groups)) + group[order]):
         mine = order[begin:end]
         usual = int(np.median(wait[mine])) if len(mine) >= USUAL else 0
         found[mine] = np.minimum(wait[mine], PAUSE * usual)
@@ -215,7 +214,7 @@ def _gaps(joined: Joined, arrive: Ints, leave: Ints) -> Ints:
     order = np.lexsort((came, who))
     order = order[came[order] > 0]
     at, out = came[order], gone[order]
-    for begin, end in _runs(who[order]):
+    for begin, end in runs(who[order]):
         reached = np.maximum.accumulate(np.maximum(out[begin:end], at[begin:end]))
         free = np.append(-1, np.maximum(at[begin + 1 : end] - reached[:-1], 0))
         before = np.flatnonzero((order[begin : end - 1] >= count) & (free[:-1] > 0))
@@ -256,14 +255,6 @@ def _busy(ranks: tuple[RankTrace, ...]) -> int:
     return max(found) if found and min(found) > 0 else 0
 
 
-def _runs(values: Ints) -> list[tuple[int, int]]:
-    """Where equal neighbours begin and end."""
-    if not len(values):
-        return []
-    starts = np.flatnonzero(np.append(True, np.diff(values) != 0))
-    return list(zip(starts.tolist(), np.append(starts[1:], len(values)).tolist(), strict=True))
-
-
 def _lines(
     joined: Joined, arrive: Ints, leave: Ints, last: Ints, lead: Ints, call: Ints, whole: Flags
 ) -> dict[int, Line]:
@@ -272,7 +263,7 @@ def _lines(
     order = order[(arrive[order] > 0) & (leave[order] > 0)]
     who = rows.who[order]
     found = {}
-    for begin, end in _runs(who):
+    for begin, end in runs(who):
         mine = order[begin:end]
         at = call[mine]
         # In a call that somebody's record lacks, who came last is not known: its time is nobody's.

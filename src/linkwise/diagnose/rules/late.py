@@ -26,6 +26,7 @@ from linkwise.trace.joined import P2P
 # as its peers did, in several calls, and more than chance does to one of equal ranks. Less than that, ranks of a
 # healthy group do to each other in turn.
 SHARE, RATIO, CALLS = 0.10, 2.5, 3
+OWN = 0.25  # of what a rank is charged with, that its own time in all must be longer than its peers'
 CHANCE = 0.02  # that one of equal ranks would be charged with so much, or would come so often after the others
 BURST_NS = 250_000_000  # of waiting in all, where steps run on cores: any program that runs for a moment costs as much
 MOST_OF = 0.9  # of the waiting: the calls that are told of
@@ -53,7 +54,7 @@ def find(case: Case) -> Iterator[Finding]:
     if case.found("mismatch") or any(one.class_ in LEFT_OUT and not _stands(one) for one in case.found("hang")):
         t = _in_order(case, t)
     innocent = like_its_peers(case)
-    late = [who for who in _late(case, t) if who not in innocent]
+    late = [who for who in _late(case, t) if who not in innocent and _fairly(case, who)]
     stage = _stage(case, t, late)
     if stage is not None:
         yield stage
@@ -66,6 +67,17 @@ def find(case: Case) -> Iterator[Finding]:
         yield from _slow_stage_rank(case)
         yield from _paused(case, t)
         yield from _between_clocks(case) or _rotating(case, t)
+
+
+def _fairly(case: Case, who: int) -> bool:
+    """Whether a rank is late also where all waits count: those that exceed what clocks are bound by are seen of ranks
+    whose clocks look ahead alone, however often the others are late."""
+    if not case.open_clocks:
+        return True
+    host, written = case.trusting("host"), case.trusting("written")
+    return (host is not None and who in _late(case, host, open_=True)) or (
+        written is not None and who in _late(case, written)
+    )
 
 
 def _between_clocks(case: Case) -> list[Finding]:
@@ -81,7 +93,7 @@ def _between_clocks(case: Case) -> list[Finding]:
         t = case.trusting(trust)
         if t is None or (trust == "written" and any(case.clocks.shift_ns.values())):
             continue
-        late = [who for who in _late(case, t) if charged_by_chance(t, who, peers_of(case, who)) < CHANCE]
+        late = [who for who in _late(case, t, open_=True) if charged_by_chance(t, who, peers_of(case, who)) < CHANCE]
         found = [_perhaps(case, t, who, trust) for who in late[:1]] or list(_rotating(case, t))
         if found:
             return found
@@ -138,8 +150,10 @@ def _in_order(case: Case, t: Timing) -> Timing:
     return t._replace(origins=origins, held_ns=held, own_ns=np.where(held > 0, t.own_ns, 0.0))
 
 
-def _late(case: Case, t: Timing) -> list[int]:
+def _late(case: Case, t: Timing, *, open_: bool = False) -> list[int]:
+    """Records that keep others waiting. open_: times between calls hold waiting for other hosts, too."""
     found = []
+    own = np.bincount(case.joined.rows.who, weights=np.maximum(t.gap, 0), minlength=len(t.held_ns))
     for who in range(len(case.joined.ranks)):
         least = max(SHARE * t.elapsed_ns, LEADER * float(t.held_ns.max()))
         if case.joined.ranks[who].head.device == "cpu":
@@ -149,6 +163,8 @@ def _late(case: Case, t: Timing) -> list[int]:
         peers = peers_of(case, who)
         if not peers or t.held_ns[who] < RATIO * low(t.held_ns[peers]):
             continue
+        if not open_ and own[who] - low(own[peers]) < OWN * t.held_ns[who]:
+            continue  # it does as much between calls as they do: what makes it late is inside some call
         if min(charged_by_chance(t, who, peers), _slower_by_chance(case, t, who, peers)) < CHANCE:
             found.append(who)
     return sorted(found, key=lambda who: -t.held_ns[who])
