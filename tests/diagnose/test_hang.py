@@ -296,6 +296,11 @@ def test_a_device_that_does_not_begin_or_end_a_message_the_other_end_is_in():
     assert named(diagnose(messages_of("started", "scheduled"))) == [("device_error", (1,), True)]
     assert named(diagnose(messages_of("scheduled", "started"))) == [("device_error", (0,), True)]
     assert named(diagnose(messages_of("started", "done", pace="still"))) == [("device_error", (0,), True)]
+    # A group's own count is of its collectives: where its last calls are messages, what was begun shows in the calls.
+    given = messages_of("scheduled", "started")
+    uncounted = tuple(msgspec.structs.replace(rank, marks=(Mark("pp", -1, -1, -1),)) for rank in given.trace.ranks)
+    given = msgspec.structs.replace(given, trace=msgspec.structs.replace(given.trace, ranks=uncounted))
+    assert named(diagnose(given)) == [("device_error", (0,), True)]
     # Where it does not show that the record goes on beyond that end, it may have been taken before.
     assert named(diagnose(messages_of("started", "done"))) == [("hang", (), False)]
     assert named(diagnose(messages_of("started", "started"))) == [("hang", (), False)]

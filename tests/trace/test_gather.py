@@ -86,6 +86,15 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     assert "bytes" in gather([tmp_path]).unusable[0].reason
 
 
+def test_a_record_without_a_host_is_of_the_one_its_folder_is_named_after(tmp_path: Path) -> None:
+    named = head(2, 4)[:-1] + ',"host":"gpu-7"}'
+    record(tmp_path, "node0/a.rank0.trace.jsonl", head(0, 4), call(0, world=4))
+    record(tmp_path, "run1/node1/a.rank1.trace.jsonl", head(1, 4), call(0, world=4))
+    record(tmp_path, "node1/a.rank2.trace.jsonl", named, call(0, world=4))
+    record(tmp_path, "dumps/a.rank3.trace.jsonl", head(3, 4), call(0, world=4))
+    assert [rank.head.host for rank in gather([tmp_path]).trace.ranks] == ["node0", "node1", "gpu-7", ""]
+
+
 def test_ranks_of_two_folders_are_two_jobs(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         record(tmp_path, f"{folder}/a.rank0.trace.jsonl", head(0), call(0))

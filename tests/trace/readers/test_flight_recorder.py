@@ -229,12 +229,18 @@ def test_times_of_looking_are_not_taken_for_starts(tmp_path: Path) -> None:
         tmp_path, *over, entry(3, **(OPEN | {"state": "started", "time_discovered_started_ns": T + 60_000 * ms}))
     )
     assert (hung.polled, hung.pace, hung.taken_ns) == (True, "still", T + 60_000 * ms)
+    # A call that its device began, found soon after, shows no end: before a device stops, the last call begins so.
+    last = entry(3, **(OPEN | {"state": "started"}))
+    soon = rank(tmp_path, *over, last | {"time_discovered_started_ns": last["time_created_ns"] + 1})
+    assert soon.pace == ""
     # The dump of a process whose watchdog hangs finds calls, too, but long after the last one was enqueued.
     late = rank(tmp_path, *over, looked(2, 60_000, retired=False))
     assert (late.pace, late.taken_ns) == ("still", T + 60_000 * ms + 2000)
     # Starts and ends of another writer are what they say; one that retires nothing says nothing by it.
     true = [looked(n, 100, time_discovered_completed_ns=T + 101 * ms) for n in range(3)]
     assert not rank(tmp_path, *true).polled
+    short = [looked(n, 100, time_discovered_completed_ns=T + 100 * ms + 40_000) for n in range(3)]
+    assert not rank(tmp_path, *short).polled  # 40 us: a call of NVLink, and longer than between two queries of events
     assert rank(tmp_path, *(looked(n, 100, retired=False) for n in range(3))).pace == ""
     with pytest.raises(InputError, match="duration_ms"):
         rank(tmp_path, looked(0, 100, duration_ms="long"))
