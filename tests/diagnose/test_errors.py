@@ -267,6 +267,8 @@ class TestSeveral:
         one = only(tmp_path, server__log=step.format(0) + failed.format(11) + failed.format(12))
         assert (one.class_, one.decided, one.original_fault.ranks, one.waited_s) == ("hang", False, (), 20)
         assert answer(tmp_path, server__log=failed.format(11) + step.format(2)).findings == ()
+        # Another server that works is no comfort.
+        assert answer(tmp_path, a__log=failed.format(11), b__log=step.format(2)).findings
 
     def test_a_lease_that_ran_out_names_nobody(self, tmp_path: Path) -> None:
         """Dynamo's lines as JSON. A closed port and a second's wait at the start are no fault."""

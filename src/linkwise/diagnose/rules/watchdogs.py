@@ -205,9 +205,10 @@ def _health(case: Case) -> Iterator[Finding]:
     """A server that gets no answer from its engine, and whose engine reports no step after that. A long prompt or a
     first request makes an answer late as well; then the engine's figures go on."""
     told = case.facts("notice", "health_failed")
-    last = max((fact.unix_ns for fact in told), default=0)
-    steps = [fact for fact in case.facts("gauge", "serve.") if last and fact.unix_ns > last]
-    if not told or steps or case.facts("stack"):
+    last = {_file(fact): fact.unix_ns for fact in told}  # of the last of each log, whose own steps count
+    steps = {_file(fact) for fact in case.facts("gauge", "serve.") if 0 < last.get(_file(fact), 0) < fact.unix_ns}
+    told = [fact for fact in told if _file(fact) not in steps]
+    if not told or case.facts("stack"):
         return
     yield Finding(
         class_="hang",
@@ -225,6 +226,10 @@ def _health(case: Case) -> Iterator[Finding]:
         next="py-spy dump of every rank",
         recovery="restart group",
     )
+
+
+def _file(fact: Fact) -> str:
+    return fact.source.partition(": line ")[0]
 
 
 def first(facts: list[Fact]) -> str:
