@@ -324,6 +324,16 @@ def test_the_watchdogs_own_thread_stands(tmp_path: Path, line: str, rank: int, s
     assert (fact.kind, fact.name, fact.rank, fact.value) == ("watchdog", "heartbeat", rank, seconds)
 
 
+def test_a_rank_that_ends_because_of_a_call_and_says_no_more() -> None:
+    ends = "[rank3]:[F930 15:23:07.6 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank 3] Terminating the "
+    ends += "process after attempting to dump debug info, due to collective timeout or exception."
+    dog = Watchdog("log")
+    assert dog.take(1, ends)
+    assert [(fact.name, fact.rank, fact.source) for fact in dog.facts()] == [("collective_timeout", 3, "log: line 1")]
+    assert dog.take(2, "[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, Timeout(ms)=600000)")
+    assert [fact.source for fact in dog.facts()] == ["log: line 2"]
+
+
 @pytest.mark.parametrize(
     ("line", "rank", "labels"),
     [

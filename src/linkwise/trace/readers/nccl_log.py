@@ -25,7 +25,8 @@ MAX_FRONTS = 4_096
 
 _OURS = re.compile(
     r" NCCL (?:INFO|WARN|TRACE) |Watchdog caught collective|last enqueued (?:NCCL )?work: |"
-    r"ProcessGroup\w{1,8}(?:'s)? watchdog (?:got stuck|hang)|ProcessGroup.{0,80} Heartbeat monitor timed out!"
+    r"ProcessGroup\w{1,8}(?:'s)? watchdog (?:got stuck|hang)|ProcessGroup.{0,80} Heartbeat monitor timed out!|"
+    r"ProcessGroup.{0,200} attempting to dump debug info, due to "
 )
 _IB_NICS = re.compile(r"\[\d{1,3}\](\w{1,60}:\d{1,3})/(\w{1,20})")
 _SOCKETS = re.compile(r"(?:\[\d{1,3}\]|OOB |Using )([A-Za-z][\w.-]{0,40}):([0-9a-fA-F.:%\w]{2,60})<\d{1,5}>")
@@ -98,7 +99,7 @@ class Log:
 
     def take(self, number: int, line: str) -> bool:
         """One line; whether it was one of NCCL's or of the watchdog's."""
-        if "chdog" in line or "nqueued" in line or "Heartbeat mon" in line:
+        if "chdog" in line or "nqueued" in line or "Heartbeat mon" in line or "ump debug info" in line:
             # PyTorch writes month and day as one number: E603 is the third of June.
             front = re.sub(r"\[([IWEF])(\d{3}) ", r"[\g<1>0\2 ", line[:80])
             if self._watchdog.take(number, line, self._clock(front)):

@@ -32,9 +32,10 @@ _STUCK = re.compile(
     r"Heartbeat monitor timed out! |attempting to dump debug info, due to ProcessGroup\w{1,8} watchdog hang",
     re.IGNORECASE,
 )
+_ENDS = re.compile(r"attempting to dump debug info, due to (?:a )?collective timeout", re.IGNORECASE)
 # Numbers in [PG ID 3 ... Rank 0] count within the group; what torch puts in front of its line is the rank of the world.
 _WORLD = re.compile(r"\[rank(\d{1,7})\]: ?\[[IWEF]")
-WORDS = ("chdog", "nqueued", "Heartbeat mon")  # of which each of its lines holds one
+WORDS = ("chdog", "nqueued", "Heartbeat mon", "ump debug info")  # of which each of its lines holds one
 
 
 class Watchdog:
@@ -47,6 +48,7 @@ class Watchdog:
     def __init__(self, where: str) -> None:
         self._where = where
         self._found: dict[tuple[str, int, str], Fact] = {}
+        self._ends: dict[int, Fact] = {}  # by rank, what it says when it ends because of a call told of before
 
     def take(self, number: int, line: str, unix_ns: int = 0) -> bool:
         """One line; whether it was the watchdog's."""
@@ -54,7 +56,8 @@ class Watchdog:
             return False
         line = line[:MAX_LINE]
         timeout, status, stuck = _TIMEOUT.search(line), _STATUS.search(line), _STUCK.search(line)
-        if timeout is None and status is None and stuck is None:
+        ends = _ENDS.search(line)
+        if timeout is None and status is None and stuck is None and ends is None:
             return False
         who, world = _RANK.search(line), _WORLD.search(line)
         rank = int(world[1]) if world else launcher_rank(line)
@@ -82,6 +85,8 @@ class Watchdog:
                 self._add(fact, told | group | {"told_by": signal["who"]})
         elif stuck is not None:
             self._add(about._replace(name="heartbeat", value=float(stuck["s"] or 0), unit="s"), group)
+        elif timeout is None and len(self._ends) < MAX_WATCHDOGS:
+            self._ends.setdefault(rank, about._replace(name="collective_timeout", unit="s"))
         return True
 
     def _add(self, fact: Fact, labels: dict[str, str]) -> None:
@@ -96,8 +101,9 @@ class Watchdog:
         )
 
     def facts(self) -> list[Fact]:
-        """All facts, in the order of their first lines."""
-        return list(self._found.values())
+        """All facts, in the order of their first lines; of a rank's end only where it says nothing else."""
+        told = {fact.rank for fact in self._found.values()}
+        return [*self._found.values(), *(fact for rank, fact in self._ends.items() if rank not in told)]
 
 
 def _group(guid: str) -> str:
