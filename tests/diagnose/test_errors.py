@@ -270,6 +270,17 @@ class TestSeveral:
         # Another server that works is no comfort.
         assert answer(tmp_path, a__log=failed.format(11), b__log=step.format(2)).findings
 
+    def test_an_engine_that_stands_at_the_end_of_a_long_log(self, tmp_path: Path) -> None:
+        """Three hours of figures are thinned to one in three minutes; the last three minutes without a token count."""
+        line = "(APIServer pid=1) INFO 11-30 {:02}:{:02}:{:02} [loggers.py:123] Engine 000: Avg prompt throughput: {}"
+        line += " tokens/s, Avg generation throughput: {} tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache"
+        line += " usage: 3.2%\n"
+        times = [(n // 3600, n // 60 % 60, n % 60) for n in range(12_000)]
+        works = "".join(line.format(*at, 10.0, 80.5) for at in times[:11_820])
+        stands = "".join(line.format(*at, 0.0, 0.0) for at in times[11_820::10])
+        one = only(tmp_path, server__log=works + stands)
+        assert (one.class_, one.decided, one.waited_s) == ("hang", False, 170)
+
     def test_a_lease_that_ran_out_names_nobody(self, tmp_path: Path) -> None:
         """Dynamo's lines as JSON. A closed port and a second's wait at the start are no fault."""
         line = '{{"time":"2025-11-04T12:26:0{}.158212Z","level":"ERROR","target":"dynamo_runtime","message":"{}"}}\n'

@@ -80,6 +80,7 @@ _FRONT_CHARS = 160
 _DATED = re.compile(r"^(?:\[|[IWEF])?\d{2,4}[-/ ]?\d\d|^[A-Z]{4,8} \d\d-\d\d ")  # a line that begins by itself
 _STACK_LINES = 500  # below an announced exception that can be its stack and its message
 STARTUP = 2_000  # first lines of a log, in which each process of an engine writes with its id in front
+END = 60  # lines of figures at a log's end that are not thinned
 TAIL = 400  # last lines of a log, in which an exception that ended a process stands with its stack
 _SIEVE = Sieve(
     *(rule.mark for rule in RULES), *MARKS, *STACKED, *ELASTIC, "rror", "xcep", "CCL_", "UCX_", "GLOO_", "OMP_NUM",
@@ -140,14 +141,14 @@ def facts(block: Block, found: Found) -> None:
         if TRANSFER in row and _figures(line, row, found, clock, file_place, _pool(block.title)):
             continue
         _said(line, row, found, below.clock, below.place, ends)
+    last = _numbered(block.tail(TAIL))
     for one in series.values():
         found.thinned(one.stride)
-        for line, row in one.all():
-            if not _figures(line, row, found, clock, file_place, _pool(block.title)):
-                _said(line, row, found, clock, file_place, ends)
+    for line, row in _with_end(series.values(), last):
+        if not _figures(line, row, found, clock, file_place, _pool(block.title)):
+            _said(line, row, found, clock, file_place, ends)
     stacks.flush()
     elastic.flush()
-    last = _numbered(block.tail(TAIL))
     _processes(chain(block.first(STARTUP), last), found)
     ends.last([(n, _plain(row)) for n, row in last], lambda row: _place(row, file_place), clock)
     ends.flush()
@@ -156,6 +157,13 @@ def facts(block: Block, found: Found) -> None:
 
 
 Placed = tuple[int, dict[str, str]]
+
+
+def _with_end(series: Iterable[Series[str]], last: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Thinned lines of figures in order, with all of the log's end: how an engine ends takes more than one point."""
+    rows = {line: row for one in series for line, row in one.all()}
+    ends = [(line, _plain(row)) for line, row in last if line and mark(row)]
+    return sorted((rows | dict(ends[-END:])).items())
 
 
 def _processes(lines: Iterable[tuple[int, str]], found: Found) -> None:
