@@ -48,8 +48,8 @@ class Case:
 
     @cached_property
     def open_clocks(self) -> bool:
-        """Whether clocks are bound by orders alone, so that times across them are known in part."""
-        return any(self.clocks.unsure_ns.values())
+        """Whether clocks are bound by orders alone, or not at all, so that times across them are known in part."""
+        return any(self.clocks.unsure_ns.values()) or bool(self.clocks.apart)
 
     @cached_property
     def moving(self) -> dict[str, str]:

@@ -103,13 +103,14 @@ def _between_clocks(case: Case) -> list[Finding]:
 def _perhaps(case: Case, t: Timing, who: int, trust: Trust) -> Finding:
     led = _led(t, who)
     behind = float(np.median(t.wait[led])) / 1e6 if led.any() else 0.0
-    width = max(case.clocks.unsure_ns.values()) / 1e6
+    width = max(case.clocks.unsure_ns.values(), default=0) / 1e6
+    bound = f"within {width:.3g} ms only" if width else "from one side at most"
     host = trust == "host"
     of = "the ranks of its host" if host else "its group"
     return Finding(
         class_="late_rank",
         summary=f"{case.name(who)} is last of {of} to {int(led.sum())} calls by {behind:.3g} ms (median)"
-        f"{'' if host else ' as clocks are written'}, and calls and messages bind clocks within {width:.3g} ms only:"
+        f"{'' if host else ' as clocks are written'}, and calls and messages bind clocks {bound}:"
         f" it is late by its own doing, or {'it waited for another host before' if host else 'its clock is ahead'}",
         original_fault=case.fault(who),
         first_reporter=_victim(case, t, who),
@@ -120,8 +121,8 @@ def _perhaps(case: Case, t: Timing, who: int, trust: Trust) -> Finding:
             f"it would have held others up for {t.held_ns[who] / 1e9:.3g} s,"
             f" {100 * t.held_ns[who] / t.elapsed_ns:.0f} % of the record",
         ),
-        would_decide="clocks in step to less than that (chronyc tracking on each host); TORCH_NCCL_ENABLE_TIMING=1, by"
-        " which the recorder notes how long each call ran; each host's files in a folder named after it (node0/)",
+        would_decide=("" if host else "each host's files in a folder named after it (node0/), or ")
+        + "TORCH_NCCL_ENABLE_TIMING=1, by which the recorder notes how long each call ran",
         next=f"a profile of {case.name(who)} with its host's calls",
         recovery="none",
     )
