@@ -16,8 +16,8 @@ _spec.loader.exec_module(handmade)
 HandEngine, cluster, kv, model = handmade.HandEngine, handmade.cluster, handmade.kv, handmade.model
 
 TP4 = Layout(tp=4)
-# tests/plan/test_handoff.py by hand: each of four ranks sends 671,088,640 B of an 8,192 token prompt, in 81,920 messages
-# with 2 x 82 B + 16 B around each.
+# tests/plan/test_handoff.py by hand: each of four ranks sends 671,088,640 B of an 8,192 token prompt, in 81,920
+# messages with 2 x 82 B + 16 B around each.
 PAYLOAD, WIRE = 671_088_640, 671_088_640 + 81_920 * (2 * 82 + 16)
 
 
