@@ -100,7 +100,10 @@ def plan(
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
     with beside(wanted) as aside:
-        found = build(*asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None)
+        found = build(
+            *asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None,
+            other=None if aside is None else aside.pool,
+        )  # fmt: skip
         if wanted:
             other = None if prefill_on is None else _cluster(prefill_on)
             own = None if isinstance(found, Short) else found.chosen

@@ -24,22 +24,27 @@ NOT_SIMULATED = "finalists were not simulated: pip install 'linkwise[simulate]' 
 
 
 class Beside(NamedTuple):
-    """The other process. ready: done when its event loop is."""
+    """The other process: half of a search, then the event loop."""
 
     pool: "Executor"
-    ready: "Future[None]"
 
-    def simulated(self, found: Frontier, case: Case, prefill: Case | None, priced: bool) -> Frontier:
+    def ready(self) -> "Future[None]":
+        """Load its event loop; done when it is."""
+        return self.pool.submit(_ready)
+
+    def simulated(
+        self, ready: "Future[None]", found: Frontier, case: Case, prefill: Case | None, priced: bool
+    ) -> Frontier:
         from concurrent.futures import wait
 
-        if wait([self.ready], USUAL_S).not_done:
+        if wait([ready], USUAL_S).not_done:
             logging.getLogger("linkwise").warning("linkwise: compiling the event loop, once: about half a minute")
         return self.pool.submit(_simulated, found, case, prefill, priced).result()
 
 
 @contextmanager
 def beside(wanted: bool) -> "Iterator[Beside | None]":
-    """Another process that makes the event loop ready on a second core while the search runs, and simulates then.
+    """Another process, on a second core: it takes half of the search, makes the event loop ready, and simulates.
 
     None where it is not wanted, or a process cannot be split off safely (threads would be cut off in it).
     """
@@ -50,7 +55,7 @@ def beside(wanted: bool) -> "Iterator[Beside | None]":
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        yield Beside(pool, pool.submit(_ready))
+        yield Beside(pool)
 
 
 def frontier_of(
@@ -63,11 +68,12 @@ def frontier_of(
     other: where finalists are simulated; None = here.
     """
     prefill = case._replace(cluster=prefill_on) if prefill_on is not None else None
+    ready = None if other is None else other.ready()
     found = frontier(case, seen, price=priced(price), prefill=prefill, own=own)
     if find_spec("numba") is None:
         return replace(found, notes=(*found.notes, NOT_SIMULATED))
     work = found, case, prefill, bool(price)
-    return _simulated(*work) if other is None else other.simulated(*work)
+    return _simulated(*work) if other is None or ready is None else other.simulated(ready, *work)
 
 
 def _ready() -> None:

@@ -1,6 +1,8 @@
 """Plans as a whole: the choice, its reasons, its file, and the chain behind every figure."""
 
 import math
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from linkwise.engine.base import Options
 from linkwise.model.read import load as model
 from linkwise.plan.build import plan
 from linkwise.plan.explain import explain, paths
-from linkwise.plan.search import layouts, search
+from linkwise.plan.search import WORTH, layouts, search
 from linkwise.plan.types import NoPlan, Plan
 from linkwise.workload.types import Targets, Workload
 
@@ -172,6 +174,20 @@ def test_every_axis_partitions_the_group(data):
     for axis in AXES:
         members = [r for g in groups(layout, axis) for r in g]
         assert sorted(members) == list(range(layout.size)), axis
+
+
+def test_a_search_that_another_process_takes_half_of_finds_the_same():
+    """Every layout of the experts on 16 devices, in the same order, with the same points told."""
+    case = model("deepseek-v3"), cluster("2x8xh200-sxm"), VLLM, Options(), Workload(targets=Targets(tpot_s=0.05))
+    told: list[list[object]] = [[], []]
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as other:
+        found = [
+            search(*case, seen=lambda layout, at, into=into: into.append((layout, at.rate.tolist())), other=process)
+            for into, process in zip(told, (None, other), strict=True)
+        ]
+    assert found[0].considered == found[1].considered > WORTH
+    assert found[0] == found[1]
+    assert told[0] == told[1] != []
 
 
 def test_search_is_deterministic():

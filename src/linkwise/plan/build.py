@@ -1,6 +1,7 @@
 """From model, cluster, engine and workload to a Plan, or to the reason why there is none."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from linkwise._version import __version__
 from linkwise.cluster.types import Cluster
@@ -27,6 +28,9 @@ from linkwise.plan.time import GroupTime
 from linkwise.plan.types import Candidate, NoPlan, Plan, Rejection, StepTime
 from linkwise.workload.types import Workload
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 # Of the rate a replica sustains. Beyond it the closed form misses the simulator by 10 to 50 % in TPOT (docs/plan.md).
 TIGHT = 0.85
 
@@ -40,11 +44,12 @@ def plan(
     fixed: dict[str, int] | None = None,
     replicas: int | None = None,
     seen: Callable[[Layout, Points], None] | None = None,
+    other: "Executor | None" = None,
 ) -> Plan | NoPlan:
     """The smallest group that meets the targets, replicated for the rate; NoPlan when nothing is feasible.
 
     fixed: degrees the user gave. replicas: how many replicas to run (None = what rate or cluster ask for).
-    seen: told of every layout that fits, at its batch sizes.
+    seen: told of every layout that fits, at its batch sizes. other: a process that takes half of the search.
     """
     workload = within_length(model, options, workload)
     if replicas is not None and not 1 <= replicas <= cluster.size:
@@ -52,7 +57,7 @@ def plan(
             f"{replicas} replicas", where="replicas", expected=f"1..{cluster.size} on {cluster.size} devices"
         )
     case = Case(model, cluster, engine, options, workload)
-    found = search(model, cluster, engine, options, workload, fixed, replicas, seen=seen)
+    found = search(model, cluster, engine, options, workload, fixed, replicas, seen=seen, other=other)
     if not found.candidates and irregular(cluster) and found.considered <= FEW:
         # Another order of ranks may meet what ranks on devices in order do not.
         found = search(model, cluster, engine, options, workload, fixed, replicas, in_best_order(case))

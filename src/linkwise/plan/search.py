@@ -2,9 +2,9 @@
 point it operates at (DESIGN §2.4). Choosing among the feasible ones is choose.py's question."""
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from linkwise.plan.operate import operation
 from linkwise.plan.time import Span, spans
 from linkwise.plan.types import Candidate, Ledger, Point, Rejection, Shortfall
 from linkwise.workload.types import Targets, Workload
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 # Twelve batch sizes per layout: powers of two up to where an engine's defaults stop.
 BATCHES = tuple(2**i for i in range(12))
@@ -69,6 +72,7 @@ def divisors(n: int) -> list[int]:
 # rule prefers small groups, and nothing published has made a larger one worth its size.
 USUAL_RANKS = 72
 MAX_RANKS = 1024
+WORTH = 24  # layouts of one size from which on a second process is worth its messages
 
 
 def group_sizes(cluster: Cluster) -> list[int]:
@@ -122,49 +126,81 @@ def search(
     replicas: int | None = None,
     order: Order | None = None,
     seen: Callable[[Layout, Points], None] | None = None,
+    other: "Executor | None" = None,
 ) -> Found:
     """Evaluate every layout at twelve batch sizes. replicas: how many to run; None = what rate or cluster ask for.
 
-    order: where a layout's ranks lie when not on devices in order. seen: told of every layout that fits, before its
-    batches are held against the targets.
+    order: where a layout's ranks lie when not on devices in order. seen: told of every layout that fits and of its
+    batches. other: a process that takes half of the layouts; None = all here.
     """
     candidates: list[Candidate] = []
     ledgers: list[Ledger] = []
     rejected: list[Rejection] = []
     considered = 0
-    for layout in layouts(model, cluster, fixed or {}):
-        if candidates and layout.size > max(USUAL_RANKS, candidates[0].group_size):
+    case = model, cluster, engine, options, workload
+    for size, some in groupby(layouts(model, cluster, fixed or {}), key=lambda layout: layout.size):
+        if candidates and size > max(USUAL_RANKS, candidates[0].group_size):
             break
-        considered += 1
-        held = cluster.size // layout.size
-        if replicas is not None and replicas > held:
-            illegal = _illegal(f"{replicas} replicas of {layout.size} devices are more than {cluster.size} devices", "")
-            rejected.append(Rejection(layout=layout, replicas=held, shortfall=illegal))
-            continue
-        refusal = engine.refuses(model, layout, devices_per_node=cluster.devices_per_node)
-        if refusal is not None:
-            illegal = _illegal(refusal.reason, refusal.change)
-            rejected.append(Rejection(layout=layout, replicas=held, shortfall=illegal))
-            continue
-        memory = ledger(model, cluster, engine, layout, options, workload)
-        outcome = memory.shortfall or evaluate(
-            model,
-            cluster,
-            engine,
-            options,
-            workload,
-            layout,
-            memory,
-            replicas,
-            order(layout, memory) if order else None,
-            seen=seen,
-        )
-        if isinstance(outcome, Shortfall):
-            rejected.append(Rejection(layout=layout, replicas=held, shortfall=outcome))
-        else:
-            candidates.append(outcome)
-            ledgers.append(memory)
+        rows = [(layout, _refused(layout, case, replicas)) for layout in some]
+        considered += len(rows)
+        looks = iter(_looks(case, replicas, [layout for layout, no in rows if no is None], order, other))
+        for layout, no in rows:
+            one = None if no is not None else next(looks)
+            short = no if one is None else one.outcome
+            if one is not None and one.points is not None and seen is not None:
+                seen(layout, one.points)
+            if isinstance(short, Shortfall):
+                rejected.append(Rejection(layout=layout, replicas=cluster.size // size, shortfall=short))
+            elif one is not None and isinstance(one.outcome, Candidate):
+                candidates.append(one.outcome)
+                ledgers.append(one.memory)
     return Found(tuple(candidates), tuple(ledgers), tuple(rejected), considered)
+
+
+_Case = tuple[Model, Cluster, Engine, Options, Workload]
+
+
+class _Look(NamedTuple):
+    """What was found of a layout that the engine takes. points: where it fits, at its batches."""
+
+    memory: Ledger
+    outcome: Candidate | Shortfall
+    points: Points | None
+
+
+def _refused(layout: Layout, case: _Case, replicas: int | None) -> Shortfall | None:
+    """Why a layout is none here."""
+    model, cluster, engine, *_ = case
+    if replicas is not None and replicas > cluster.size // layout.size:
+        return _illegal(f"{replicas} replicas of {layout.size} devices are more than {cluster.size} devices", "")
+    refusal = engine.refuses(model, layout, devices_per_node=cluster.devices_per_node)
+    return None if refusal is None else _illegal(refusal.reason, refusal.change)
+
+
+def _looks(
+    case: _Case, replicas: int | None, todo: Sequence[Layout], order: Order | None, other: "Executor | None"
+) -> list[_Look]:
+    """Every layout's outcome, in order; half of them found in another process where there is one and it pays."""
+    if other is None or order is not None or len(todo) < WORTH:
+        return _looked(case, replicas, todo, order)
+    theirs = other.submit(_looked, case, replicas, todo[1::2])
+    ours = _looked(case, replicas, todo[0::2])
+    return [one for pair in zip_longest(ours, theirs.result()) for one in pair if one is not None]
+
+
+def _looked(case: _Case, replicas: int | None, todo: Sequence[Layout], order: Order | None = None) -> list[_Look]:
+    found = []
+    for layout in todo:
+        memory = ledger(*case[:3], layout, *case[3:])
+        points: list[Points] = []
+
+        def keep(_: Layout, at: Points, into: list[Points] = points) -> None:
+            into.append(at)
+
+        places = order(layout, memory) if order else None
+        outcome = memory.shortfall or evaluate(*case, layout, memory, replicas, places, seen=keep)
+        found.append(_Look(memory, outcome, points[0] if points else None))
+    return found
 
 
 def _illegal(reason: str, change: str) -> Shortfall:
