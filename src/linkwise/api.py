@@ -99,10 +99,10 @@ def plan(
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
-    with beside(wanted) as aside:
+    with beside() as aside:
         found = build(
             *asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None,
-            other=None if aside is None else aside.pool,
+            other=aside,
         )  # fmt: skip
         if wanted:
             other = None if prefill_on is None else _cluster(prefill_on)

@@ -3,10 +3,10 @@
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -23,39 +23,51 @@ USUAL_S = 3.0  # to load a loop that is compiled
 NOT_SIMULATED = "finalists were not simulated: pip install 'linkwise[simulate]' brings the event loop"
 
 
-class Beside(NamedTuple):
-    """The other process: half of a search, then the event loop."""
+class Beside:
+    """Another process, on a second core: it takes half of a long search, then makes the event loop ready and simulates.
 
-    pool: "Executor"
+    It is split off when it is first given something to do.
+    """
 
-    def ready(self) -> "Future[None]":
-        """Load its event loop; done when it is."""
-        return self.pool.submit(_ready)
+    def __init__(self) -> None:
+        self._pool: Executor | None = None
+
+    def submit(self, work: "Callable[..., Any]", /, *given: Any) -> "Future[Any]":
+        """Work with what it is given, after what was submitted before."""
+        if self._pool is None:
+            from concurrent.futures import ProcessPoolExecutor
+            from multiprocessing import get_context
+
+            self._pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
+        return self._pool.submit(work, *given)
 
     def simulated(
         self, ready: "Future[None]", found: Frontier, case: Case, prefill: Case | None, priced: bool
     ) -> Frontier:
+        """The front with its finalists simulated. ready: done when the event loop is."""
         from concurrent.futures import wait
 
         if wait([ready], USUAL_S).not_done:
             logging.getLogger("linkwise").warning("linkwise: compiling the event loop, once: about half a minute")
-        return self.pool.submit(_simulated, found, case, prefill, priced).result()
+        simulated: Frontier = self.submit(_simulated, found, case, prefill, priced).result()
+        return simulated
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 @contextmanager
-def beside(wanted: bool) -> "Iterator[Beside | None]":
-    """Another process, on a second core: it takes half of the search, makes the event loop ready, and simulates.
-
-    None where it is not wanted, or a process cannot be split off safely (threads would be cut off in it).
-    """
-    if not wanted or find_spec("numba") is None or sys.platform != "linux" or threading.active_count() > 1:
+def beside() -> "Iterator[Beside | None]":
+    """A process beside this one; None where none can be split off safely (threads would be cut off in it)."""
+    if sys.platform != "linux" or threading.active_count() > 1:
         yield None
         return
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        yield Beside(pool)
+    other = Beside()
+    try:
+        yield other
+    finally:
+        other.close()
 
 
 def frontier_of(
@@ -68,9 +80,10 @@ def frontier_of(
     other: where finalists are simulated; None = here.
     """
     prefill = case._replace(cluster=prefill_on) if prefill_on is not None else None
-    ready = None if other is None else other.ready()
+    simulates = find_spec("numba") is not None
+    ready = other.submit(_ready) if other is not None and simulates else None
     found = frontier(case, seen, price=priced(price), prefill=prefill, own=own)
-    if find_spec("numba") is None:
+    if not simulates:
         return replace(found, notes=(*found.notes, NOT_SIMULATED))
     work = found, case, prefill, bool(price)
     return _simulated(*work) if other is None or ready is None else other.simulated(ready, *work)

@@ -1,7 +1,6 @@
 """From model, cluster, engine and workload to a Plan, or to the reason why there is none."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from linkwise._version import __version__
 from linkwise.cluster.types import Cluster
@@ -22,14 +21,11 @@ from linkwise.plan.operate import in_flight, operation
 from linkwise.plan.ordering import FEW, in_best_order, irregular, ordered, subject_of, visible
 from linkwise.plan.placement import naive_grid
 from linkwise.plan.reasons import decisions
-from linkwise.plan.search import Found, Points, evaluate, search
+from linkwise.plan.search import Found, Other, Points, evaluate, search
 from linkwise.plan.step import freeze
 from linkwise.plan.time import GroupTime
 from linkwise.plan.types import Candidate, NoPlan, Plan, Rejection, StepTime
 from linkwise.workload.types import Workload
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 # Of the rate a replica sustains. Beyond it the closed form misses the simulator by 10 to 50 % in TPOT (docs/plan.md).
 TIGHT = 0.85
@@ -44,7 +40,7 @@ def plan(
     fixed: dict[str, int] | None = None,
     replicas: int | None = None,
     seen: Callable[[Layout, Points], None] | None = None,
-    other: "Executor | None" = None,
+    other: Other | None = None,
 ) -> Plan | NoPlan:
     """The smallest group that meets the targets, replicated for the rate; NoPlan when nothing is feasible.
 

@@ -4,7 +4,7 @@ point it operates at (DESIGN §2.4). Choosing among the feasible ones is choose.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise, zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from linkwise.plan.types import Candidate, Ledger, Point, Rejection, Shortfall
 from linkwise.workload.types import Targets, Workload
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Future
 
 # Twelve batch sizes per layout: powers of two up to where an engine's defaults stop.
 BATCHES = tuple(2**i for i in range(12))
@@ -52,6 +52,14 @@ class Points(NamedTuple):
 
 
 Order = Callable[[Layout, Ledger], dict[str, Span]]
+
+
+class Other(Protocol):
+    """A process that takes work, such as an executor."""
+
+    def submit(self, work: Callable[..., Any], /, *given: Any) -> "Future[Any]":
+        """Work with what it is given."""
+        ...
 
 
 class Found(NamedTuple):
@@ -126,7 +134,7 @@ def search(
     replicas: int | None = None,
     order: Order | None = None,
     seen: Callable[[Layout, Points], None] | None = None,
-    other: "Executor | None" = None,
+    other: Other | None = None,
 ) -> Found:
     """Evaluate every layout at twelve batch sizes. replicas: how many to run; None = what rate or cluster ask for.
 
@@ -138,7 +146,8 @@ def search(
     rejected: list[Rejection] = []
     considered = 0
     case = model, cluster, engine, options, workload
-    for size, some in groupby(layouts(model, cluster, fixed or {}), key=lambda layout: layout.size):
+    # Groups of the usual sizes at once, as another process knows what it has been sent only as long as it looks.
+    for size, some in groupby(layouts(model, cluster, fixed or {}), key=lambda layout: max(layout.size, USUAL_RANKS)):
         if candidates and size > max(USUAL_RANKS, candidates[0].group_size):
             break
         rows = [(layout, _refused(layout, case, replicas)) for layout in some]
@@ -150,7 +159,7 @@ def search(
             if one is not None and one.points is not None and seen is not None:
                 seen(layout, one.points)
             if isinstance(short, Shortfall):
-                rejected.append(Rejection(layout=layout, replicas=cluster.size // size, shortfall=short))
+                rejected.append(Rejection(layout=layout, replicas=cluster.size // layout.size, shortfall=short))
             elif one is not None and isinstance(one.outcome, Candidate):
                 candidates.append(one.outcome)
                 ledgers.append(one.memory)
@@ -178,7 +187,7 @@ def _refused(layout: Layout, case: _Case, replicas: int | None) -> Shortfall | N
 
 
 def _looks(
-    case: _Case, replicas: int | None, todo: Sequence[Layout], order: Order | None, other: "Executor | None"
+    case: _Case, replicas: int | None, todo: Sequence[Layout], order: Order | None, other: Other | None
 ) -> list[_Look]:
     """Every layout's outcome, in order; half of them found in another process where there is one and it pays."""
     if other is None or order is not None or len(todo) < WORTH:
