@@ -4,10 +4,10 @@
 in which the server is measured and blocks that are replayed take turns, so that both meet the same machine. Measured:
 requests alone and closed loops of 1, 4 and 12 users; the server's trace says for every step what it carried (tokens,
 rows that drew, cached tokens) and when the next one began, and a least-squares line through those is the step's time.
-Requests alone give what HTTP, tokenising and routing add to a first token; the first tokens of 4 and 12 users, how much
-of that the one thread that takes requests in spends on each. Replayed: Poisson streams of requests of other lengths at
-60 % of the rate that 12 users had; the simulator is given their arrivals and lengths, and nothing of theirs is used for
-a fit. Needs numba and torch.
+What HTTP, tokenising and routing add to a first token, and how much of that the one thread that takes requests in
+spends on each, is fitted to the first tokens of requests alone, of 4 and 12 users, and of a stream at 40 % of the rate
+that 12 users had. Replayed: Poisson streams of requests of other lengths at 60 % of it; the simulator is given their
+arrivals and lengths, and nothing of theirs is used for a fit. Needs numba and torch.
 
     python benchmarks/simulate_replay.py [LAYOUT...]
 """
@@ -36,7 +36,7 @@ from linkwise.simulate.tables import constant  # noqa: E402
 from linkwise.trace.gather import gather  # noqa: E402
 from linkwise.workload.requests import requests  # noqa: E402
 
-ASKED, REQUESTS, BLOCKS, SHARE = 0.20, 200, 8, 0.6
+ASKED, REQUESTS, BLOCKS, SHARE, LIGHT = 0.20, 200, 8, 0.6, 0.4
 LAYOUTS = ("tp=1", "tp=2")
 BUDGET, SEQS, BLOCK, KV, MAX_LEN = 2048, 256, 16, 65_536, 2048
 IDLE = 10  # a pause so many times the usual time of a step is no step
@@ -83,11 +83,10 @@ def trial(weights: Path, layout: str, folder: Path) -> int:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
     line = fitted(folder, spans)
-    # What a first token takes beside its step: HTTP both ways, tokenising, routing, waking the rank.
-    beside = max(0.0, float(np.mean([x.first - x.at - step(line, x.input) for x in alone])))
-    each = front(line, beside, loops)
+    each_alone = [[one._replace(at=0.0, first=one.first - one.at, end=one.end - one.at)] for one in alone]
+    request, each = front(line, each_alone + loops)
     sent = [one for block in blocks for one in block]
-    seen = np.array([simulated(line, block, beside - each, each) for block in blocks])
+    seen = np.array([simulated(line, block, request, each) for block in blocks])
     weight = np.array([len(block) for block in blocks]) / len(sent)
     ttft, tpot = (float(x) for x in weight @ seen)
     real_ttft = float(np.mean([x.first - x.at for x in sent]))
@@ -95,8 +94,8 @@ def trial(weights: Path, layout: str, folder: Path) -> int:
     print(
         f"{layout}: a step takes {line.fixed * 1e3:.2f} ms + {line.token * 1e6:.1f} us a token +"
         f" {line.row * 1e6:.0f} us a row + {line.cached * 1e9:.0f} ns a cached token (r.m.s. error"
-        f" {line.error * 1e3:.2f} ms over {line.steps:,} steps); {beside * 1e3:.1f} ms beside, {each * 1e3:.1f} of them"
-        " one request after the other"
+        f" {line.error * 1e3:.2f} ms over {line.steps:,} steps); {request * 1e3:.1f} ms beside, and"
+        f" {each * 1e3:.1f} ms one request after the other"
     )
     missed = said(f"{layout}, mean TTFT of {len(sent)} requests, ms", ttft * 1e3, real_ttft * 1e3)
     return missed + said(f"{layout}, mean TPOT, ms", tpot * 1e3, real_tpot * 1e3)
@@ -200,16 +199,20 @@ async def measured(port: int, draw: np.random.Generator) -> tuple[list[Sent], li
         sizes = [(int(draw.integers(20, 401)), int(draw.integers(8, 33))) for _ in range(users)]
         together.append(list(await asyncio.gather(*(one_request(port, began, *size, draw) for size in sizes))))
         rate = users / (time.perf_counter() - began)
+    together.append(await replayed(port, rate * LIGHT, 12, draw, (20, 401), (8, 33)))
     return alone, together, rate
 
 
-async def replayed(port: int, rate: float, number: int, draw: np.random.Generator) -> list[Sent]:
+async def replayed(
+    port: int, rate: float, number: int, draw: np.random.Generator, inputs: tuple[int, int] = (40, 351),
+    outputs: tuple[int, int] = (10, 31),
+) -> list[Sent]:  # fmt: skip
     """A Poisson stream of requests, whatever becomes of those before."""
     zero, at, tasks = time.perf_counter(), 0.0, []
     for _ in range(number):
         at += float(draw.exponential(1 / rate))
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - zero)))
-        size = int(draw.integers(40, 351)), int(draw.integers(10, 31))
+        size = int(draw.integers(*inputs)), int(draw.integers(*outputs))
         tasks.append(asyncio.create_task(one_request(port, zero, *size, draw)))
     return list(await asyncio.gather(*tasks))
 
@@ -247,22 +250,22 @@ def fitted(trace: Path, spans: list[tuple[int, int]]) -> Line:
     return Line(*map(float, whole), error, len(seconds))
 
 
-def step(line: Line, inputs: int) -> float:
-    """Seconds of a prompt alone."""
-    return line.fixed + line.token * inputs + line.row + line.cached * inputs
+def front(line: Line, runs: list[list[Sent]]) -> tuple[float, float]:
+    """Seconds beside a first token's step, and seconds that requests spend one after the other: what explains the first
+    tokens of several runs best, each run as one."""
+    real = np.array([np.mean([x.first - x.at for x in run]) for run in runs])
 
-
-def front(line: Line, beside: float, loops: list[list[Sent]]) -> float:
-    """Seconds, of those beside a first token, that requests spend one after the other: what explains the first tokens
-    of users at once best."""
-    several = [loop for loop in loops if len(loop) > 1]
-    real = np.array([np.mean([x.first - x.at for x in loop]) for loop in several])
-
-    def off(each: float) -> float:
-        found = np.array([simulated(line, loop, beside - each, each)[0] for loop in several])
+    def off(pair: tuple[float, float]) -> float:
+        found = np.array([simulated(line, run, *pair)[0] for run in runs])
         return float(np.mean(np.log(found / real) ** 2))
 
-    return float(min(np.linspace(0.0, beside, 21), key=off))
+    most = float(np.median(real))
+    at, width = (most / 2, most / 2), most / 2
+    for _ in range(4):  # a grid around the best, four times as fine each time
+        steps = np.linspace(-width, width, 5)
+        tried = [(max(0.0, at[0] + a), max(0.0, at[1] + b)) for a in steps for b in steps]
+        at, width = min(tried, key=off), width / 2
+    return at
 
 
 def simulated(line: Line, sent: list[Sent], request: float, each: float) -> tuple[float, float]:
