@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 LIKELY = 0.02  # at or above this, chance explains it
+BURST_NS = 250_000_000  # of waiting in all, where steps run on cores: any program that runs for a moment costs as much
 
 
 def charged(charges: np.ndarray, mine: float, ranks: int) -> float:

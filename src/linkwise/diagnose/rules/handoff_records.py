@@ -18,7 +18,6 @@ from linkwise.trace.events import Handoff
 
 RATIO = 3.0  # times its siblings' that a rank's part takes
 LEAST_NS = 5_000_000  # and longer by this: below it threads and clocks decide
-BURST_NS = 250_000_000  # of waiting in all that no program which runs for a moment costs
 FEWEST = 3  # handoffs
 USUAL = 0.25  # of its handoffs take no longer than its least: what else the machine does only adds to some
 SHARE = 0.5  # of the time from the prompt's end to the KV's arrival
@@ -100,7 +99,7 @@ def _slow(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> list[tup
         paid = charges[case.joined.ranks[place].head.unit, side]
         charge = sum(more for who, more in paid if who == place)
         by_chance = chance.charged(np.asarray([more for _, more in paid]), charge, 1 + len(siblings))
-        if by_chance >= chance.LIKELY and charge < BURST_NS:
+        if by_chance >= chance.LIKELY and charge < chance.BURST_NS:
             continue
         words = [
             f"{case.name(place)} {side}s a request's KV in {np.median(took[place, side]) / 1e6:.3g} ms (median of"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from linkwise.diagnose.case import Case
+from linkwise.diagnose.chance import LIKELY
 from linkwise.diagnose.rules import late, mismatch
 from linkwise.diagnose.rules.cause import NEXT, WORDS, cause_of, low, peers_of
 from linkwise.diagnose.timing import Origins
@@ -32,7 +33,7 @@ def find(case: Case) -> Iterator[Finding]:
         peers = peers_of(case, who)
         if held[who] < least or times[who] < late.CALLS or not peers or held[who] < late.RATIO * low(held[peers]):
             continue
-        if late.charged_by_chance(judged, who, peers) < late.CHANCE:
+        if late.charged_by_chance(judged, who, peers) < LIKELY:
             yield _finding(case, who, float(held[who]), int(times[who]), t.elapsed_ns)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
-from linkwise.diagnose.chance import charged
+from linkwise.diagnose.chance import BURST_NS, LIKELY, charged
 from linkwise.diagnose.parts import Trust
 from linkwise.diagnose.progress import on_device
 from linkwise.diagnose.rules import mismatch
@@ -27,8 +27,6 @@ from linkwise.trace.joined import P2P
 # healthy group do to each other in turn.
 SHARE, RATIO, CALLS = 0.10, 2.5, 3
 OWN = 0.25  # of what a rank is charged with, that its own time in all must be longer than its peers'
-CHANCE = 0.02  # that one of equal ranks would be charged with so much, or would come so often after the others
-BURST_NS = 250_000_000  # of waiting in all, where steps run on cores: any program that runs for a moment costs as much
 MOST_OF = 0.9  # of the waiting: the calls that are told of
 LEADER = 1 / 3  # of what the worst rank is charged with: a rank with less lost a few calls from its record
 STAGE_RATIO = 3.0  # own time a layer, against other stages: they differ in embedding and head, ranks of a stage do not
@@ -93,7 +91,7 @@ def _between_clocks(case: Case) -> list[Finding]:
         t = case.trusting(trust)
         if t is None or (trust == "written" and any(case.clocks.shift_ns.values())):
             continue
-        late = [who for who in _late(case, t, open_=True) if charged_by_chance(t, who, peers_of(case, who)) < CHANCE]
+        late = [who for who in _late(case, t, open_=True) if charged_by_chance(t, who, peers_of(case, who)) < LIKELY]
         found = [_perhaps(case, t, who, trust) for who in late[:1]] or list(_rotating(case, t))
         if found:
             return found
@@ -166,7 +164,7 @@ def _late(case: Case, t: Timing, *, open_: bool = False) -> list[int]:
             continue
         if not open_ and own[who] - low(own[peers]) < OWN * t.held_ns[who]:
             continue  # it does as much between calls as they do: what makes it late is inside some call
-        if min(charged_by_chance(t, who, peers), _slower_by_chance(case, t, who, peers)) < CHANCE:
+        if min(charged_by_chance(t, who, peers), _slower_by_chance(case, t, who, peers)) < LIKELY:
             found.append(who)
     return sorted(found, key=lambda who: -t.held_ns[who])
 
