@@ -31,7 +31,7 @@ def test_fit_from_text_and_from_values_is_the_same() -> None:
 def test_a_fit_reads_as_the_first_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from linkwise.cli import main
 
-    monkeypatch.setattr("linkwise.cli.keep", lambda *_: None)
+    monkeypatch.setattr("linkwise.cli_plan.keep", lambda *_: None)
     main(["fit", "llama-3.1-405b", "--on", "8xh100-sxm"])
     assert repr(linkwise.fit("llama-3.1-405b", on="8xh100-sxm")) + "\n" == capsys.readouterr().out
 

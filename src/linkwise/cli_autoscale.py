@@ -1,11 +1,11 @@
-"""The command `linkwise autoscale`: its words and options. cli.py registers it and owns what all commands share."""
+"""The command `linkwise autoscale`: its words and options. cli.py registers it."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from linkwise.cli_base import kept, print_blocks, print_json
 from linkwise.cli_load import (
     LOAD,
     OUT,
@@ -32,128 +32,118 @@ from linkwise.core.units import parse_bytes
 _RULES, _STARTS = "Rules", "Starts"
 
 
-def register(
-    command: Callable[[Callable[..., int]], Any],
-    show: Callable[..., None],
-    show_json: Callable[[Any], None],
-    last_plan: Callable[[], Any],
-) -> None:
-    """Add the command. show, show_json: how the command line prints screens and values; last_plan: the one kept."""
+def autoscale(
+    source: Source,
+    workload: Trace = None,
+    rate: Rate = "",
+    isl: Isl = None,
+    osl: Osl = None,
+    requests: Number = None,
+    arrivals: Arrivals = "",
+    period: Annotated[
+        str, typer.Option(help="of diurnal arrivals (the kind unless said otherwise), 30min; of mmpp's stays",
+                          metavar="TIME", rich_help_panel=LOAD),
+    ] = "",
+    swing: Annotated[
+        float | None,
+        typer.Option(help="of diurnal arrivals, share of the rate up and down, 0.8", rich_help_panel=LOAD),
+    ] = None,
+    lengths: Spread = "",
+    long: Long = "",
+    ttft: Target = "",
+    tpot: Target = "",
+    seed: Seed = 0,
+    rule: Annotated[
+        Path | None, typer.Option(help="rules in a YAML file; those below are compared with them", metavar="FILE",
+                                  rich_help_panel=_RULES),
+    ] = None,
+    target_outstanding: Annotated[
+        float | None, typer.Option(help="requests outstanding a replica", rich_help_panel=_RULES)
+    ] = None,
+    target_kv: Annotated[
+        float | None, typer.Option(help="share of KV blocks in use", rich_help_panel=_RULES)
+    ] = None,
+    target_waiting: Annotated[
+        float | None, typer.Option(help="requests that wait in a replica's queue", rich_help_panel=_RULES)
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(help="replicas by time of a day, such as 0h=2,8h=6,19h=3", rich_help_panel=_RULES)
+    ] = "",
+    min: Annotated[int | None, typer.Option("--min", help="fewest replicas, 1", rich_help_panel=_RULES)] = None,
+    max: Annotated[
+        int | None, typer.Option("--max", help="most replicas, what the devices hold", rich_help_panel=_RULES)
+    ] = None,
+    start: Annotated[
+        int | None, typer.Option(help="replicas up at the beginning, the fewest", rich_help_panel=_RULES)
+    ] = None,
+    every: Annotated[str, typer.Option(help="between two looks, 15s", metavar="TIME", rich_help_panel=_RULES)] = "",
+    up_window: Annotated[
+        str, typer.Option(help="up to the least wanted in it, 0s", metavar="TIME", rich_help_panel=_RULES)
+    ] = "",
+    down_window: Annotated[
+        str, typer.Option(help="down to the most wanted in it, 300s", metavar="TIME", rich_help_panel=_RULES)
+    ] = "",
+    tolerance: Annotated[
+        float | None, typer.Option(help="share a measure may be off its target, 0.1", rich_help_panel=_RULES)
+    ] = None,
+    cold_start: Annotated[
+        str, typer.Option(help="from the order to the first request", metavar="TIME", rich_help_panel=_STARTS)
+    ] = "",
+    load_rate: Annotated[
+        str, typer.Option(help="in place of it: what a node reads weights at, such as 4GB/s", metavar="RATE",
+                          rich_help_panel=_STARTS),
+    ] = "",
+    start_up: Annotated[
+        str, typer.Option(help="with --load-rate: the engine's start beside its weights, 0s", metavar="TIME",
+                          rich_help_panel=_STARTS),
+    ] = "",
+    router: Router = "least",
+    *,
+    timeline: Annotated[
+        Path | None, typer.Option("--timeline", help="first rule's steps for Perfetto", rich_help_panel=OUT)
+    ] = None,
+    steps: Steps = None,
+    json: Json = False,
+) -> int:  # fmt: skip
+    """What do scaling rules cost and miss? Exit code 1: no rule serves the load."""
+    from linkwise.api_simulate import plan_of, scaled
+    from linkwise.simulate import scaling
+    from linkwise.simulate.autoscale import cold_start as of_weights
+    from linkwise.simulate.autoscale import serving
+    from linkwise.simulate.load import together
 
-    def autoscale(
-        source: Source,
-        workload: Trace = None,
-        rate: Rate = "",
-        isl: Isl = None,
-        osl: Osl = None,
-        requests: Number = None,
-        arrivals: Arrivals = "",
-        period: Annotated[
-            str, typer.Option(help="of diurnal arrivals (the kind unless said otherwise), 30min; of mmpp's stays",
-                              metavar="TIME", rich_help_panel=LOAD),
-        ] = "",
-        swing: Annotated[
-            float | None,
-            typer.Option(help="of diurnal arrivals, share of the rate up and down, 0.8", rich_help_panel=LOAD),
-        ] = None,
-        lengths: Spread = "",
-        long: Long = "",
-        ttft: Target = "",
-        tpot: Target = "",
-        seed: Seed = 0,
-        rule: Annotated[
-            Path | None, typer.Option(help="rules in a YAML file; those below are compared with them", metavar="FILE",
-                                      rich_help_panel=_RULES),
-        ] = None,
-        target_outstanding: Annotated[
-            float | None, typer.Option(help="requests outstanding a replica", rich_help_panel=_RULES)
-        ] = None,
-        target_kv: Annotated[
-            float | None, typer.Option(help="share of KV blocks in use", rich_help_panel=_RULES)
-        ] = None,
-        target_waiting: Annotated[
-            float | None, typer.Option(help="requests that wait in a replica's queue", rich_help_panel=_RULES)
-        ] = None,
-        schedule: Annotated[
-            str, typer.Option(help="replicas by time of a day, such as 0h=2,8h=6,19h=3", rich_help_panel=_RULES)
-        ] = "",
-        min: Annotated[int | None, typer.Option("--min", help="fewest replicas, 1", rich_help_panel=_RULES)] = None,
-        max: Annotated[
-            int | None, typer.Option("--max", help="most replicas, what the devices hold", rich_help_panel=_RULES)
-        ] = None,
-        start: Annotated[
-            int | None, typer.Option(help="replicas up at the beginning, the fewest", rich_help_panel=_RULES)
-        ] = None,
-        every: Annotated[str, typer.Option(help="between two looks, 15s", metavar="TIME", rich_help_panel=_RULES)] = "",
-        up_window: Annotated[
-            str, typer.Option(help="up to the least wanted in it, 0s", metavar="TIME", rich_help_panel=_RULES)
-        ] = "",
-        down_window: Annotated[
-            str, typer.Option(help="down to the most wanted in it, 300s", metavar="TIME", rich_help_panel=_RULES)
-        ] = "",
-        tolerance: Annotated[
-            float | None, typer.Option(help="share a measure may be off its target, 0.1", rich_help_panel=_RULES)
-        ] = None,
-        cold_start: Annotated[
-            str, typer.Option(help="from the order to the first request", metavar="TIME", rich_help_panel=_STARTS)
-        ] = "",
-        load_rate: Annotated[
-            str, typer.Option(help="in place of it: what a node reads weights at, such as 4GB/s", metavar="RATE",
-                              rich_help_panel=_STARTS),
-        ] = "",
-        start_up: Annotated[
-            str, typer.Option(help="with --load-rate: the engine's start beside its weights, 0s", metavar="TIME",
-                              rich_help_panel=_STARTS),
-        ] = "",
-        router: Router = "least",
-        *,
-        timeline: Annotated[
-            Path | None, typer.Option("--timeline", help="first rule's steps for Perfetto", rich_help_panel=OUT)
-        ] = None,
-        steps: Steps = None,
-        json: Json = False,
-    ) -> int:  # fmt: skip
-        """What do scaling rules cost and miss? Exit code 1: no rule serves the load."""
-        from linkwise.api_simulate import plan_of, scaled
-        from linkwise.simulate import scaling
-        from linkwise.simulate.autoscale import cold_start as of_weights
-        from linkwise.simulate.autoscale import serving
-        from linkwise.simulate.load import together
+    plan = plan_of(kept("plan") if source == "plan:" else source)
+    rules = list(scaling.load(rule)) if rule else []
+    targets = {"outstanding": target_outstanding, "kv": target_kv, "waiting": target_waiting}
+    limits = {"--min": min, "--max": max, "--start": start, "--every": every}
+    calmed = {"--up-window": up_window, "--down-window": down_window, "--tolerance": tolerance}
+    rules += scaling.typed(targets, schedule, limits, calmed)
+    if not load_rate:
+        together("autoscale", ("--start-up", start_up, "without --load-rate: --cold-start has it all"))
+    if bool(cold_start) == bool(load_rate):
+        raise InputError("no cold start" if not cold_start else "two cold starts", where="autoscale",
+                         expected="one of --cold-start 90s and --load-rate 4GB/s (with --start-up)")  # fmt: skip
+    seconds: Any = cold_start
+    if load_rate:
+        seconds = of_weights(plan, _bytes_a_second(load_rate), scaling.seconds(start_up, "--start-up"))
+    with progress_bar(json) as progress:
+        found, played = scaled(
+            plan, rules, cold_start=seconds, workload=workload, rate=rate, isl=isl, osl=osl,
+            requests=requests, arrivals=arrivals,
+            period=period, swing=swing, lengths=lengths, long=long, ttft=ttft, tpot=tpot, seed=seed,
+            router=router, steps=steps_of(steps, timeline, "autoscale"), progress=progress,
+        )  # fmt: skip
+    if timeline is not None:
+        from linkwise.simulate import write
 
-        plan = plan_of(last_plan() if source == "plan:" else source)
-        rules = list(scaling.load(rule)) if rule else []
-        targets = {"outstanding": target_outstanding, "kv": target_kv, "waiting": target_waiting}
-        limits = {"--min": min, "--max": max, "--start": start, "--every": every}
-        calmed = {"--up-window": up_window, "--down-window": down_window, "--tolerance": tolerance}
-        rules += scaling.typed(targets, schedule, limits, calmed)
-        if not load_rate:
-            together("autoscale", ("--start-up", start_up, "without --load-rate: --cold-start has it all"))
-        if bool(cold_start) == bool(load_rate):
-            raise InputError("no cold start" if not cold_start else "two cold starts", where="autoscale",
-                             expected="one of --cold-start 90s and --load-rate 4GB/s (with --start-up)")  # fmt: skip
-        seconds: Any = cold_start
-        if load_rate:
-            seconds = of_weights(plan, _bytes_a_second(load_rate), scaling.seconds(start_up, "--start-up"))
-        with progress_bar(json) as progress:
-            found, played = scaled(
-                plan, rules, cold_start=seconds, workload=workload, rate=rate, isl=isl, osl=osl,
-                requests=requests, arrivals=arrivals,
-                period=period, swing=swing, lengths=lengths, long=long, ttft=ttft, tpot=tpot, seed=seed,
-                router=router, steps=steps_of(steps, timeline, "autoscale"), progress=progress,
-            )  # fmt: skip
-        if timeline is not None:
-            from linkwise.simulate import write
+        write.timeline(played[0].found, timeline, {"replicas that serve": serving(played[0])})
+    if json:
+        print_json(found)
+    else:
+        from linkwise.report.autoscale import screen
 
-            write.timeline(played[0].found, timeline, {"replicas that serve": serving(played[0])})
-        if json:
-            show_json(found)
-        else:
-            from linkwise.report.autoscale import screen
-
-            show(screen(found, plan))
-        return 0 if any(one.holds for one in found.rules[: len(rules)]) else 1
-
-    command(autoscale)
+        print_blocks(screen(found, plan))
+    return 0 if any(one.holds for one in found.rules[: len(rules)]) else 1
 
 
 def _bytes_a_second(text: str) -> float:

@@ -12,7 +12,7 @@ from linkwise import streams
 from linkwise.core.errors import InputError
 from linkwise.core.schema import encode_json
 
-YES, NO, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 70, 130
+YES, NO, BAD_INPUT, UNDECIDABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 
 
 def print_json(value: Any) -> None:

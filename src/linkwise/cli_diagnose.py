@@ -1,11 +1,13 @@
 """The commands `linkwise diagnose` and `linkwise trace`: their words and options."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from linkwise.cli_base import print_blocks, print_json
 
 if TYPE_CHECKING:
     from linkwise.diagnose.watch import Change, Watch
@@ -18,93 +20,86 @@ Since = Annotated[
 ]
 
 
-def register(
-    command: Callable[[Callable[..., int]], Any], show: Callable[..., None], show_json: Callable[[Any], None]
-) -> None:
-    """Add the commands. show, show_json: how the command line prints screens and values."""
+def diagnose(
+    evidence: Evidence,
+    plan: Annotated[Path | None, typer.Option("--plan", help="what the run was meant to do: a plan file")] = None,
+    since: Since = "",
+    *,
+    all_: Annotated[
+        bool, typer.Option("--all", help="every rank and every line of evidence", rich_help_panel="Output")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
+    ] = False,
+) -> int:
+    """Whose fault was it? Dumps, traces, logs and counters of all ranks, in one answer."""
+    from linkwise.api_diagnose import diagnose as judge
 
-    def diagnose(
-        evidence: Evidence,
-        plan: Annotated[Path | None, typer.Option("--plan", help="what the run was meant to do: a plan file")] = None,
-        since: Since = "",
-        *,
-        all_: Annotated[
-            bool, typer.Option("--all", help="every rank and every line of evidence", rich_help_panel="Output")
-        ] = False,
-        json: Annotated[
-            bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
-        ] = False,
-    ) -> int:
-        """Whose fault was it? Dumps, traces, logs and counters of all ranks, in one answer."""
-        from linkwise.api_diagnose import diagnose as judge
+    found = judge(*evidence, plan=plan, since=since)
+    if json:
+        print_json(found)
+    else:
+        from linkwise.report.diagnose import screen
 
-        found = judge(*evidence, plan=plan, since=since)
-        if json:
-            show_json(found)
-        else:
-            from linkwise.report.diagnose import screen
+        print_blocks(screen(found, every=all_))
+    return found.exit_code
 
-            show(screen(found, every=all_))
-        return found.exit_code
 
-    def trace(
-        evidence: Evidence,
-        output: Annotated[Path, typer.Option("-o", "--output", help="the file, such as trace.json.gz")],
-        since: Since = "",
-    ) -> int:
-        """All ranks on one clock, as a file for Perfetto (ui.perfetto.dev)."""
-        from linkwise.api_diagnose import collect
-        from linkwise.core.units import counted
-        from linkwise.trace.clocks import align
-        from linkwise.trace.joined import join
-        from linkwise.trace.timeline import write
+def trace(
+    evidence: Evidence,
+    output: Annotated[Path, typer.Option("-o", "--output", help="the file, such as trace.json.gz")],
+    since: Since = "",
+) -> int:
+    """All ranks on one clock, as a file for Perfetto (ui.perfetto.dev)."""
+    from linkwise.api_diagnose import collect
+    from linkwise.core.units import counted
+    from linkwise.trace.clocks import align
+    from linkwise.trace.joined import join
+    from linkwise.trace.timeline import write
 
-        found = collect(tuple(evidence), since)
-        clocks = align(found.trace)
-        count = write(output, found, join(found.trace, clocks.shift_ns), clocks)
-        unusable = f", {counted(len(found.unusable), 'file')} unusable" if found.unusable else ""
-        show(
-            [f"{counted(count, 'event')} of {counted(len(found.trace.ranks), 'record')} written to {output}{unusable}"]
-        )
-        return 0
+    found = collect(tuple(evidence), since)
+    clocks = align(found.trace)
+    count = write(output, found, join(found.trace, clocks.shift_ns), clocks)
+    unusable = f", {counted(len(found.unusable), 'file')} unusable" if found.unusable else ""
+    print_blocks(
+        [f"{counted(count, 'event')} of {counted(len(found.trace.ranks), 'record')} written to {output}{unusable}"]
+    )
+    return 0
 
-    def watch(
-        folder: Annotated[
-            Path | None, typer.Argument(help="folder where ranks write their traces (serve --trace)", metavar="FOLDER")
-        ] = None,
-        ras: Annotated[
-            str, typer.Option("--ras", help="ask the RAS service of an NCCL job, too", metavar="HOST[:PORT]")
-        ] = "",
-        plan: Annotated[Path | None, typer.Option("--plan", help="what the run was meant to do: a plan file")] = None,
-        every: Annotated[str, typer.Option("--every", help="between two looks", metavar="TIME")] = "2s",
-        until: Annotated[str, typer.Option("--for", help="end after so long", metavar="TIME")] = "",
-        *,
-        json: Annotated[
-            bool, typer.Option("--json", help="a line of JSON for each change", rich_help_panel="Output")
-        ] = False,
-    ) -> int:
-        """Report faults while they happen. Ends with --for or Ctrl-C: 1 when there was one, else 0, or 2 where --ras
-        never answered."""
-        from linkwise import cli_base
-        from linkwise.core.errors import InputError
-        from linkwise.core.units import parse_time
-        from linkwise.diagnose.watch import Watch
 
-        if folder is None and not ras:
-            raise InputError("neither a folder nor --ras", where="watch", expected="something to watch")
-        turn_s = parse_time(every, where="--every")
-        end = time.monotonic() + parse_time(until, where="--for") if until else float("inf")
-        watcher = Watch(folder, plan=_plan(plan), ras=ras)
-        found = False
-        with cli_base.until_told():
-            for change in _changes(watcher, turn_s, end):
-                found = True
-                _changed(change, json=json)
-        return 1 if found else 2 if ras and not watcher.answered else 0
+def watch(
+    folder: Annotated[
+        Path | None, typer.Argument(help="folder where ranks write their traces (serve --trace)", metavar="FOLDER")
+    ] = None,
+    ras: Annotated[
+        str, typer.Option("--ras", help="ask the RAS service of an NCCL job, too", metavar="HOST[:PORT]")
+    ] = "",
+    plan: Annotated[Path | None, typer.Option("--plan", help="what the run was meant to do: a plan file")] = None,
+    every: Annotated[str, typer.Option("--every", help="between two looks", metavar="TIME")] = "2s",
+    until: Annotated[str, typer.Option("--for", help="end after so long", metavar="TIME")] = "",
+    *,
+    json: Annotated[
+        bool, typer.Option("--json", help="a line of JSON for each change", rich_help_panel="Output")
+    ] = False,
+) -> int:
+    """Report faults while they happen. Ends with --for or Ctrl-C: 1 when there was one, else 0, or 2 where --ras
+    never answered."""
+    from linkwise import cli_base
+    from linkwise.core.errors import InputError
+    from linkwise.core.units import parse_time
+    from linkwise.diagnose.watch import Watch
 
-    command(diagnose)
-    command(trace)
-    command(watch)
+    if folder is None and not ras:
+        raise InputError("neither a folder nor --ras", where="watch", expected="something to watch")
+    turn_s = parse_time(every, where="--every")
+    end = time.monotonic() + parse_time(until, where="--for") if until else float("inf")
+    watcher = Watch(folder, plan=_plan(plan), ras=ras)
+    found = False
+    with cli_base.until_told():
+        for change in _changes(watcher, turn_s, end):
+            found = True
+            _changed(change, json=json)
+    return 1 if found else 2 if ras and not watcher.answered else 0
 
 
 def _changes(watcher: "Watch", turn_s: float, end: float) -> "Iterator[Change]":

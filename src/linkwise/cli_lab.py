@@ -1,4 +1,4 @@
-"""The command `linkwise lab`: its words, options and screen. cli.py registers it and owns what all commands share."""
+"""The command `linkwise lab`: its words, options and screen. cli.py registers it."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any

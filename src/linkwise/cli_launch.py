@@ -1,4 +1,4 @@
-"""The command `linkwise launch`: its words and options. cli.py registers it and owns what all commands share."""
+"""The command `linkwise launch`: its words and options. cli.py registers it."""
 
 from importlib.util import find_spec
 from pathlib import Path

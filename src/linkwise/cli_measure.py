@@ -1,5 +1,4 @@
-"""The commands `linkwise measure` and `linkwise check`: their words and options, and starting ranks. cli.py registers
-them and owns what all commands share.
+"""The commands `linkwise measure` and `linkwise check`: their words and options, and starting ranks.
 
 Started by torchrun or srun, this process is one rank; else it starts the ranks on this machine, each with the same
 command line.

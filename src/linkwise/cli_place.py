@@ -1,4 +1,4 @@
-"""The command `linkwise place`: its words and options. cli.py registers it and owns what all commands share."""
+"""The command `linkwise place`: its words and options. cli.py registers it."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""The command `linkwise serve`: its words and options. cli.py registers it and owns what all commands share."""
+"""The command `linkwise serve`: its words and options. cli.py registers it."""
 
 import os
 import signal

@@ -1,72 +1,60 @@
-"""The command `linkwise traffic`: its words and options. cli.py registers it and owns what all commands share."""
+"""The command `linkwise traffic`: its words and options. cli.py registers it."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from linkwise.cli_base import kept, print_blocks, print_json
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 
 _MOST = 1_000_000  # devices of a placement
 
 
-def register(
-    command: Callable[[Callable[..., int]], Any],
-    show: Callable[..., None],
-    show_json: Callable[[Any], None],
-    last_plan: Callable[[], Any],
-) -> None:
-    """Add the command. show, show_json: how the command line prints screens and values; last_plan: the one kept."""
+def traffic(
+    source: Annotated[str, typer.Argument(help="plan file, as plan -o writes it; or plan: (the last plan)")],
+    step: Annotated[str, typer.Option(help="prefill, decode or mixed")] = "decode",
+    replica: Annotated[int | None, typer.Option(help="count this replica alone; left out: all of them")] = None,
+    placement: Annotated[
+        str, typer.Option(help="devices in rank order, such as 8-15,0-7; left out: the plan's", metavar="DEVICES")
+    ] = "",
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(help="another algorithm for a kind of collective, such as all_reduce=tree", metavar="KIND=NAME"),
+    ] = None,
+    *,
+    all_: Annotated[
+        bool, typer.Option("--all", help="every link that carries bytes", rich_help_panel="Output")
+    ] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="write the picture to a file", rich_help_panel="Output")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
+    ] = False,
+) -> int:
+    """What does each link carry in a step, and which one is busy longest?"""
+    from linkwise import api
 
-    def traffic(
-        source: Annotated[str, typer.Argument(help="plan file, as plan -o writes it; or plan: (the last plan)")],
-        step: Annotated[str, typer.Option(help="prefill, decode or mixed")] = "decode",
-        replica: Annotated[int | None, typer.Option(help="count this replica alone; left out: all of them")] = None,
-        placement: Annotated[
-            str, typer.Option(help="devices in rank order, such as 8-15,0-7; left out: the plan's", metavar="DEVICES")
-        ] = "",
-        algorithm: Annotated[
-            list[str] | None,
-            typer.Option(
-                help="another algorithm for a kind of collective, such as all_reduce=tree", metavar="KIND=NAME"
-            ),
-        ] = None,
-        *,
-        all_: Annotated[
-            bool, typer.Option("--all", help="every link that carries bytes", rich_help_panel="Output")
-        ] = False,
-        svg: Annotated[
-            Path | None, typer.Option("--svg", help="write the picture to a file", rich_help_panel="Output")
-        ] = None,
-        json: Annotated[
-            bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
-        ] = False,
-    ) -> int:
-        """What does each link carry in a step, and which one is busy longest?"""
-        from linkwise import api
+    found = api.traffic(
+        kept("plan") if source == "plan:" else source,
+        step=step,
+        placement=_devices(placement) if placement else None,
+        replica=replica,
+        algorithms=dict(_pair(text) for text in algorithm or ()),
+    )
+    if svg is not None:
+        from linkwise.report.svg import svg as draw
 
-        found = api.traffic(
-            last_plan() if source == "plan:" else source,
-            step=step,
-            placement=_devices(placement) if placement else None,
-            replica=replica,
-            algorithms=dict(_pair(text) for text in algorithm or ()),
-        )
-        if svg is not None:
-            from linkwise.report.svg import svg as draw
+        write_bytes(svg, draw(found).encode())
+    if json:
+        print_json(found)
+    else:
+        from linkwise.report.traffic import screen
 
-            write_bytes(svg, draw(found).encode())
-        if json:
-            show_json(found)
-        else:
-            from linkwise.report.traffic import screen
-
-            show(screen(found, every_link=all_))
-        return 0
-
-    command(traffic)
+        print_blocks(screen(found, every_link=all_))
+    return 0
 
 
 def _devices(text: str) -> tuple[int, ...]:

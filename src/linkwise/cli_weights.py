@@ -1,4 +1,4 @@
-"""The command `linkwise weights`: its words and options. cli.py registers it and owns what all commands share."""
+"""The command `linkwise weights`: its words and options. cli.py registers it."""
 
 from pathlib import Path
 from typing import Annotated
