@@ -1,7 +1,6 @@
 """The Python calls are the commands."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tests.test_cli import Shell
@@ -12,15 +11,7 @@ import linkwise as package
 from linkwise.core.errors import InputError
 from linkwise.simulate.scaling import Rule
 
-
-@pytest.fixture
-def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(capsys, tmp_path)
-    plan = "plan llama-3.1-8b --on 4xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s --ttft 300ms --tpot 15ms"
-    assert shell(f"{plan} -o p.json").code == 0
-    return shell
+PLAN = "plan llama-3.1-8b --on 4xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s --ttft 300ms --tpot 15ms -o p.json"
 
 
 def test_each_call_gives_what_its_command_prints(linkwise: Shell) -> None:

@@ -191,14 +191,7 @@ def test_a_wrong_file_names_its_field(tmp_path: Path, text: str, said: str) -> N
     assert "r.yaml" in str(error.value)
 
 
-@pytest.fixture
-def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(capsys, tmp_path)
-    plan = "plan llama-3.1-8b --on 4xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s --ttft 300ms --tpot 15ms"
-    assert shell(f"{plan} -o p.json").code == 0
-    return shell
+PLAN = "plan llama-3.1-8b --on 4xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s --ttft 300ms --tpot 15ms -o p.json"
 
 
 RUN = "autoscale p.json --rate 20/s --requests 4000 --period 2min --cold-start 20s --target-outstanding 20"

@@ -8,7 +8,6 @@ import json
 import math
 from fractions import Fraction
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,14 +156,7 @@ def test_growth_as_typed() -> None:
             growth(text, months)
 
 
-@pytest.fixture
-def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(capsys, tmp_path)
-    plan = "plan llama-3.1-8b --on 2x4xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s --ttft 300ms --tpot 15ms"
-    assert shell(f"{plan} -o p.json").code == 0
-    return shell
+PLAN = "plan llama-3.1-8b --on 2x4xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s --ttft 300ms --tpot 15ms -o p.json"
 
 
 def test_the_answer_says_what_survives_and_what_decides(linkwise: Shell) -> None:

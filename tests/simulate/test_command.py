@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.test_cli import Shell
@@ -11,15 +10,6 @@ from tests.test_cli import Shell
 pytest.importorskip("numba")
 
 PLAN = "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s -o p.json"
-
-
-@pytest.fixture
-def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(capsys, tmp_path)
-    assert shell(PLAN).code == 0
-    return shell
 
 
 def test_a_plan_under_its_own_load(linkwise: Shell) -> None:
