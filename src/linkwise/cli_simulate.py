@@ -78,7 +78,7 @@ def simulate(
     steps: Steps = None,
     json: Json = False,
 ) -> int:  # fmt: skip
-    """What happens over time? Exit code 1: the load is beyond what the plan serves."""
+    """What happens over time? Exit code 1: the load is beyond what the plan serves, or requests were lost."""
     from linkwise.api_simulate import plan_of, played
 
     plan = plan_of(kept("plan") if source == "plan:" else source)
@@ -102,4 +102,4 @@ def simulate(
         from linkwise.report.simulate import screen
 
         print_blocks(screen(found.summary, plan))
-    return 1 if found.summary.saturated else 0
+    return 0 if found.summary.holds else 1

@@ -1,7 +1,6 @@
 """Words that do not go together are refused, both named; lengths of which only the means are known scatter."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tests.test_cli import Shell
@@ -15,14 +14,11 @@ PLAN = "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s
 
 
 @pytest.fixture
-def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(capsys, tmp_path)
-    assert shell(PLAN).code == 0
+def linkwise(linkwise: Shell) -> Shell:
+    """With a trace in the folder as well."""
     rows = "\n".join(f"{i * 0.5},1000,50" for i in range(40))
-    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
-    return shell
+    (linkwise.folder / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    return linkwise
 
 
 LOAD = [
@@ -145,9 +141,13 @@ def test_a_plan_edited_by_hand_is_refused_by_field(linkwise: Shell) -> None:
     refused("ledger.requests")
 
 
-def test_requests_that_died_are_said_first(linkwise: Shell) -> None:
+def test_requests_that_died_are_said_first_and_are_a_no(linkwise: Shell) -> None:
     ran = linkwise("simulate p.json --requests 200 --concurrency 40 --fault down:0@1s-2s --recovery drop")
     lost = [line for line in ran.out.splitlines() if line.startswith("LOST")]
-    assert ran.code == 0
+    assert ran.code == 1
     assert len(lost) == 1
     assert "requests died with their replica" in lost[0]
+    # Computed again elsewhere, or once it is back, all are served.
+    for rule in ("elsewhere", "stay"):
+        again = linkwise(f"simulate p.json --requests 200 --concurrency 40 --fault down:0@1s-2s --recovery {rule}")
+        assert (again.code, "LOST" in again.out) == (0, False)

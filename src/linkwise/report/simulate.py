@@ -27,6 +27,8 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
         lines.append(f"SATURATED  {found.saturation}")
     if found.lost:
         lines.append(f"LOST       {show_count(found.lost)} requests died with their replica, as --recovery drop has it")
+    if found.unmoved:
+        lines.append(f"LOST       {show_count(found.unmoved)} requests: their KV never arrived on the decode side")
     lines.append(_latencies(found))
     lines += [line.replace(" in 8 of", " means in 8 of") for line in trust_lines(found.trust)]
     if found.split is not None:

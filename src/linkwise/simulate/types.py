@@ -61,9 +61,8 @@ class Summary(Frozen, frozen=True, kw_only=True):
     queue. lost: with a replica, or in transfer (unmoved). itl: gaps between tokens, in bins of 1.6 %.
     prefill_tokens: computed, with those computed again (recomputed_tokens); cached_tokens: found in prefix caches.
     in_system_s: requests in the system, integrated over time. saturated: load beyond what the pools serve; saturation
-    says what was seen. starving: the pool that has
-    room while requests wait in front of the other, "" for none. trust: how far the means of TTFT and TPOT can be
-    trusted.
+    says what was seen. starving: the pool that has room while requests wait in front of the other, "" for none.
+    trust: how far the means of TTFT and TPOT can be trusted.
     """
 
     schema: str = SIMULATION_SCHEMA
@@ -102,6 +101,11 @@ class Summary(Frozen, frozen=True, kw_only=True):
     trust: Trust | None = None
     notes: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the load is served: it is not beyond the pools, and no request was refused or lost."""
+        return not self.saturated and self.served == self.requests
 
 
 class Simulated(NamedTuple):
