@@ -50,6 +50,16 @@ def _view(name: str, dtype: Any, *sizes: str) -> Any:
     return view
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def record(typing: Any, address: Any) -> Any:
+    """The record at an address."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return numba.from_dtype(GLOBAL)(address), code
+
+
 _I4, _I8, _F8 = np.int32, np.int64, np.float64
 
 request = _view("request", REQUEST, "number")

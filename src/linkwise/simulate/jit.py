@@ -1,45 +1,41 @@
 """The compiler of the event loop: numba, which `linkwise[simulate]` brings. Only compiled modules import this one."""
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from linkwise.core.errors import InputError
+import llvmlite.binding as llvm
+import numba
 
-try:
-    import numba
-except ImportError:
-    raise InputError(
-        "numba is not installed, and the event loop is compiled by it",
-        where="simulate",
-        expected="numba",
-        hint="pip install 'linkwise[simulate]' brings it",
-    ) from None
+from linkwise.core.errors import InternalError
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Division by zero gives infinity, as in numpy: no check in the loop. No fastmath: results are the same everywhere.
+_AS_NUMPY = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# What LLVM may call in place of a loop or an intrinsic: every process has them.
+_ANYWHERE = {"memset", "memcpy", "memmove"}
 
 
 def compiled(function: F) -> F:
     """A part of the loop: compiled where the loop that calls it is."""
-    # Division by zero gives infinity, as in numpy: no check in the loop. No fastmath: results are the same everywhere.
-    return cast(
-        F, numba.njit(error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-    )
+    return cast(F, numba.njit(**_AS_NUMPY)(function))
 
 
-def kept(function: F) -> F:
-    """The loop itself: compiled once, kept on disk for later processes.
+def machine_code(function: Callable[[int, int], int], entry: str) -> bytes:
+    """An object file with a function of two integers under the name `entry`, for this machine.
 
-    numba keeps by the source of one file alone. The loop is made of several, so it is made inside a function that is
-    given `sources()`: what a function closes over is part of the key it is kept under.
+    Called as numba calls its own (simulate/native.py). Raises InternalError for code that cannot stand alone: it raises
+    errors, or needs more than the C library.
     """
-    return cast(F, numba.njit(error_model="numpy", cache=True, _nrt=False)(function))
-
-
-def sources() -> str:
-    """A name of the code the loop is made of: every module beside this one, so that none can be forgotten."""
-    digest = hashlib.sha256()
-    for module in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(module.read_bytes())
-    return digest.hexdigest()[:16]
+    kind = numba.types.int64(numba.types.int64, numba.types.int64)
+    whole = numba.njit(kind, **_AS_NUMPY)(function)
+    signature = whole.signatures[0]
+    module = llvm.parse_assembly(whole.inspect_llvm(signature))
+    made = module.get_function(whole.overloads[signature].fndesc.llvm_func_name)
+    outside = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
+    if outside - _ANYWHERE or len(list(made.arguments)) != 4:
+        raise InternalError(f"the compiled loop needs {', '.join(sorted(outside)) or 'other arguments'}")
+    made.name, made.linkage = entry, "external"
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
+    )
+    return cast(bytes, machine.emit_object(module))

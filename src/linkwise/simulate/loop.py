@@ -1,14 +1,12 @@
 """The event loop: whatever comes next, in time order, until nothing does, `most` events are done, or time is up."""
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
 
 import linkwise.simulate.arrays as a
 from linkwise.simulate.faults import down, up
 from linkwise.simulate.handoff import moved
 from linkwise.simulate.heap import pop
-from linkwise.simulate.jit import compiled, kept, sources
+from linkwise.simulate.jit import compiled
 from linkwise.simulate.queues import arrive, enter
 from linkwise.simulate.schedule import start
 from linkwise.simulate.state import (
@@ -22,7 +20,6 @@ from linkwise.simulate.state import (
     NOTHING_LEFT,
     STEP,
     TIME_UP,
-    Array,
     Record,
 )
 from linkwise.simulate.step import finish
@@ -53,38 +50,27 @@ def _happens(w: Record, kind: int, number: int, now: float) -> None:
             down(w, number >> 1, now)
 
 
-def made(stamp: str) -> Callable[[Array, int], int]:
-    """The compiled loop. stamp: names the code it is made of, so that a compiled one is not kept beyond it."""
-
-    @kept
-    def run(g: Array, most: int) -> int:
-        """Why it stopped: NOTHING_LEFT, MORE or TIME_UP. What happens at `until` itself has happened."""
-        w, version = g[0], stamp
-        for _ in range(most if version else 0):
-            soonest = a.heap_s(w)[0] if w.heap > 0 else math.inf
-            coming = a.request(w)[w.next].arrival if w.next < w.open else math.inf
-            if min(coming, soonest) > w.until:
-                return NOTHING_LEFT if min(coming, soonest) == math.inf else TIME_UP
-            if w.next < w.open and coming <= soonest:
-                # Who arrives at the instant a step ends is there when the next one is put together.
-                now = coming
-                w.next += 1
-                arrive(w, w.next - 1, now)
-            elif w.heap > 0:
-                now = soonest
-                code = pop(w)
-                kind, number = code >> KIND_BITS, code & ((1 << KIND_BITS) - 1)
-                _happens(w, kind, number, now)
-            else:
-                return NOTHING_LEFT
-            w.now = now
-            w.events += 1
-        return MORE
-
-    return run
-
-
-@lru_cache(maxsize=1)
-def loop() -> Callable[[Array, int], int]:
-    """The loop as it is compiled here."""
-    return made(sources())
+def run(address: int, most: int) -> int:
+    """Why it stopped: NOTHING_LEFT, MORE or TIME_UP. What happens at `until` itself has happened. address: where the
+    record is that `state.pointed` wrote. Compiled as a whole (simulate/native.py)."""
+    w = a.record(address)
+    for _ in range(most):
+        soonest = a.heap_s(w)[0] if w.heap > 0 else math.inf
+        coming = a.request(w)[w.next].arrival if w.next < w.open else math.inf
+        if min(coming, soonest) > w.until:
+            return NOTHING_LEFT if min(coming, soonest) == math.inf else TIME_UP
+        if w.next < w.open and coming <= soonest:
+            # Who arrives at the instant a step ends is there when the next one is put together.
+            now = coming
+            w.next += 1
+            arrive(w, w.next - 1, now)
+        elif w.heap > 0:
+            now = soonest
+            code = pop(w)
+            kind, number = code >> KIND_BITS, code & ((1 << KIND_BITS) - 1)
+            _happens(w, kind, number, now)
+        else:
+            return NOTHING_LEFT
+        w.now = now
+        w.events += 1
+    return MORE

@@ -51,8 +51,7 @@ def simulate(
 def begin(pools: Sequence[Pool], load: Requests, run: Run) -> tuple[World, Callable[[int], int]]:
     """Everything idle, and what takes it so many events on; that says why it stopped (state.NOTHING_LEFT, ...)."""
     check(pools, load, run)
-    from linkwise.simulate import jit  # noqa: F401 - first: it says what to install where numba is missing
-    from linkwise.simulate.loop import loop
+    from linkwise.simulate.native import loop
 
     w, c, step = world(pools, load, run), costs(pools), loop()
     pointed(w, c)
