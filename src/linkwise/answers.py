@@ -125,3 +125,18 @@ def save(value: msgspec.Struct, path: str | Path, *, private: bool = False) -> N
     """Write a value as JSON; the file is complete or unchanged. private: a file that only the user may read."""
     doors.of_type(value, msgspec.Struct, "value", "a plan, a fit or a handoff")
     write_bytes(doors.path(path), encode_json(value), mode=0o600 if private else 0o666, regular=private)
+
+
+def plan_of(value: "str | Path | types.Plan") -> types.Plan:
+    """The plan, or the one in a file. Raises InputError for anything else."""
+    found = load(value) if isinstance(value, str | Path) else value
+    if not isinstance(found, types.Plan):
+        raise InputError(
+            "is no plan", where=called(value, "value"), expected="a plan, as linkwise plan -o FILE writes it"
+        )
+    return found
+
+
+def called(value: object, otherwise: str) -> str:
+    """The name of a file; of a value, the word given."""
+    return Path(value).name if isinstance(value, str | Path) else otherwise

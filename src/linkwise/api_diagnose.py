@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from linkwise.answers import plan_of
 from linkwise.core.errors import InputError
 from linkwise.core.units import counted, parse_time
 from linkwise.diagnose.diagnose import diagnose as judge
@@ -20,9 +21,7 @@ def diagnose(*evidence: "str | Path", plan: "str | Path | Plan | None" = None, s
     found = collect(evidence, since)
     if plan is None:
         return judge(found)
-    from linkwise import api
-
-    return judge(found, api._plan_of(plan))
+    return judge(found, plan_of(plan))
 
 
 def collect(paths: "tuple[str | Path, ...]", since: str = "") -> Evidence:

@@ -38,7 +38,7 @@ def place(
     prompt's KV over its NICs, once a request. Bad input raises InputError.
     """
     from linkwise import api
-    from linkwise.answers import as_kind
+    from linkwise.answers import as_kind, plan_of
     from linkwise.plan.placement import place_plan
 
     if on == "":
@@ -47,7 +47,7 @@ def place(
             raise InputError(
                 f"{', '.join(given)} beside a plan", where="place", expected="a model and --on, or a plan alone"
             )
-        found: types.Plan | types.NoPlan = api._plan_of(source)  # type: ignore[arg-type]
+        found: types.Plan | types.NoPlan = plan_of(source)  # type: ignore[arg-type]
     else:
         if isinstance(source, types.Plan):
             raise InputError("a plan and a cluster", where="place", expected="a model and --on, or a plan alone")

@@ -25,8 +25,9 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
 
     Raises InputError for what is no plan, for two handoffs or findings, and for paths that do not exist.
     """
-    from linkwise.api import _explain_handoff, _plan_of
+    from linkwise.answers import plan_of
     from linkwise.api_diagnose import collect
+    from linkwise.api_handoff import explain_handoff
     from linkwise.report.page.data import page_data
 
     handoffs: list[Path] = []
@@ -44,9 +45,9 @@ def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
     found: Evidence | None = collect(tuple(evidence)) if evidence else None
     kinds = (("handoff", handoffs), ("traffic", traffics), ("findings", findings), ("lab", labs))
     return page_data(
-        _plan_of(plan),
+        plan_of(plan),
         handoff=handoff,
-        handoff_chains={path: _explain_handoff(handoff, path).chain for path in handoff.figures} if handoff else None,
+        handoff_chains={path: explain_handoff(handoff, path).chain for path in handoff.figures} if handoff else None,
         traffics=[(path.name, _read(path, Traffic)) for path in traffics],
         findings=_read(one, Findings) if (one := _one(findings, "diagnosis")) else None,
         evidence=found,

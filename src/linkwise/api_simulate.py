@@ -152,9 +152,9 @@ def plan_of(source: "str | Path | Plan", isl: int | None = None, osl: int | None
     """The plan of a file or as it is, with other lengths where given."""
     from msgspec.structs import replace
 
-    from linkwise import api
+    from linkwise.answers import plan_of as read
 
-    found = api._plan_of(source)
+    found = read(source)
     changes = {"isl_tokens": isl, "osl_tokens": osl}
     given = {name: value for name, value in changes.items() if value is not None}
     return replace(found, workload=replace(found.workload, **given)) if given else found

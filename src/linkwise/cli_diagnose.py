@@ -143,6 +143,7 @@ def _changed(change: Any, *, json: bool) -> None:
 
 
 def _plan(path: Path | None) -> Any:
-    from linkwise import api
 
-    return None if path is None else api._plan_of(str(path))
+    from linkwise.answers import plan_of
+
+    return None if path is None else plan_of(path)

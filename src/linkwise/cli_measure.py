@@ -64,7 +64,7 @@ def measure(
     json: Json = False,
 ) -> int:
     """What do the links really give? Or, with --plan alone: does the plan's communication take what it predicts?"""
-    from linkwise import api
+    from linkwise.api_task import cluster_of
 
     if not on and not plan:
         raise InputError("neither a cluster nor a plan", expected="--on CLUSTER, or --plan FILE to rehearse one")
@@ -76,7 +76,7 @@ def measure(
     timeout = timeout or "60s"
     _never("--on", on, step=step, calibration=calibration)
     _never("--plan without --on", not on, sizes=sizes, output=output, all=all_, from_=from_)
-    where = api._cluster(on) if on else None
+    where = cluster_of(on) if on else None
     if from_:
         return _calibrated(_from_nccl_tests(from_, kind, where), where, output, all_, json)
     planned = _plan(plan, calibration) if plan else None
@@ -114,12 +114,11 @@ def check(
     json: Json = False,
 ) -> int:
     """Is every participant there, where it should be, and as fast as its peers? Exit code 1: no; 3: undecided."""
-
-    from linkwise import api
+    from linkwise.api_task import cluster_of
 
     if not on and not plan:
         raise InputError("neither a cluster nor a plan", expected="--on CLUSTER, --plan FILE or both")
-    where = api._cluster(on) if on else None
+    where = cluster_of(on) if on else None
     planned = _plan(plan, "") if plan else None
     words = _words("check", on=on, plan=plan, timeout=timeout, backend=backend, ranks_table=ranks_table, json=json)
     start, code = _start(words, ranks, where, planned, timeout, backend)
@@ -233,11 +232,11 @@ def _never(name: str, given: Any, **others: Any) -> None:
 
 
 def _plan(path: str, calibration: str) -> "Plan":
-    from linkwise import api
+    from linkwise.answers import plan_of
     from linkwise.measure import calibration as calibrations
     from linkwise.measure.laid import with_constants
 
-    found = api._plan_of(path)
+    found = plan_of(path)
     if not calibration:
         return found
     return with_constants(found, calibrations.apply(calibrations.load(calibration), found.cluster, calibration))

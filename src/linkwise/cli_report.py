@@ -52,13 +52,13 @@ def ui(
     port: Annotated[int, typer.Option(help="of 127.0.0.1; 0 = one that is free")] = 0,
 ) -> int:
     """The page with inputs that recompute in place, for this machine only. Ctrl-C ends it."""
-    from linkwise import api
+    from linkwise.answers import plan_of
     from linkwise.report.page.library import library
     from linkwise.ui import Server
 
     if not 0 <= port <= 65_535:
         raise InputError(f"{port}", where="--port", expected="0..65535")
-    plan = api._plan_of(kept("plan") if source == "plan:" else source)
+    plan = plan_of(kept("plan") if source == "plan:" else source)
     try:
         server = Server(plan, library(), port)
     except OSError as error:

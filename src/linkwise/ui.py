@@ -19,7 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from msgspec import Meta
 
-from linkwise import api, doors, settings
+from linkwise import doors, settings
+from linkwise.api_task import cluster_of, fixed_of, model_of
 from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
@@ -85,8 +86,8 @@ def compute(base: Plan, asked: Inputs) -> Page | NoPlan:
     given = settings.check(asked.settings)
     same = asked.model == base.model.name and given.get("weights") == base.options.weight_dtype
     model = base.model if same else _known(asked.model, given)
-    cluster = base.cluster if asked.on == base.cluster.name else _cluster(asked.on)
-    fixed = api._fixed(settings.degrees(given), model, cluster)
+    cluster = base.cluster if asked.on == base.cluster.name else cluster_of(asked.on)
+    fixed = fixed_of(settings.degrees(given), model, cluster)
     engine = doors.engine(asked.engine)
     seen: dict[Layout, Points] = {}
     found = build(
@@ -103,11 +104,7 @@ def _known(name: str, given: settings.Settings) -> Any:
 
     if not os.path.lexists(name.strip()) and catalogue.find(name.strip()) is None:
         raise InputError(f"model {name[:80]!r}", where="ui", expected="a name of `linkwise models`, or a folder here")
-    return api._model(name, given)
-
-
-def _cluster(on: str) -> Any:
-    return api._cluster(on)
+    return model_of(name, given)
 
 
 def form(plan: Plan) -> str:

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from linkwise import api
+from linkwise.api_task import cluster_of, model_of
 from linkwise.core.errors import InputError
 from linkwise.engine import registry
 from linkwise.engine.step_calibrations import dump, load, parse, shipped
@@ -31,11 +32,11 @@ def test_a_shipped_file_says_where_each_constant_is_from_and_reads_back(name: st
 
 
 def test_engines_nobody_measured_stay_on_the_roofline():
-    where = api._cluster("1xh100-sxm").constants
+    where = cluster_of("1xh100-sxm")
     for name in ("textbook", "linkwise"):
         engine = registry.get(name)
         assert engine.calibration is None
-        assert engine.step_constants(where) == roofline(where)
+        assert engine.step_constants(where) == roofline(where.constants)
 
 
 def test_a_version_scales_overheads_and_nothing_else():
@@ -84,11 +85,11 @@ def test_what_is_outside_the_range_is_named():
     some = changed()
     engine = registry.get("vllm", "0.18").calibrated(some)
     load_ = Workload(isl_tokens=2000, osl_tokens=500)
-    model, where = api._model("llama-3.1-8b", {}), api._cluster("1xh100-sxm")
+    model, where = model_of("llama-3.1-8b", {}), cluster_of("1xh100-sxm")
     assert outside(some, model, where, engine, load_, 32) == ()
-    other = api._model("qwen3-30b-a3b", {})
+    other = model_of("qwen3-30b-a3b", {})
     reasons = outside(
-        some, other, api._cluster("1xl40s"), registry.get("vllm", "0.32").calibrated(some),
+        some, other, cluster_of("1xl40s"), registry.get("vllm", "0.32").calibrated(some),
         Workload(isl_tokens=50_000, osl_tokens=4), 5000,
     )  # fmt: skip
     assert len(reasons) == 6
@@ -111,4 +112,4 @@ def test_a_plan_says_how_far_its_times_can_be_trusted():
     [("fp8", "fp8"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("int4", "int4"), ("bfloat16", "none")],
 )
 def test_kinds_of_weights(weights: str, kind: str):
-    assert quantisation_of(api._model("llama-3.1-8b", {"weights": weights})) == kind
+    assert quantisation_of(model_of("llama-3.1-8b", {"weights": weights})) == kind
