@@ -116,7 +116,7 @@ def row(**changes: object) -> Row:
 
 def test_rows_become_runs_and_what_cannot_is_named():
     rows = [
-        row(), row(gpu="h100_sxm", gpus=4), row(pp=2, source="a"), row(isl=None, source="b"),
+        row(), row(gpu="h100_sxm", gpus=4), row(pp=64, source="a"), row(isl=None, source="b"),
         row(gpu="abacus", source="c"),
         row(model="no-such-model-here", source="d"), row(concurrency=None, source="e"),
         row(ttft_s=None, tpot_s=None, source="f"), row(engine="unheard", source="g"),
@@ -126,7 +126,7 @@ def test_rows_become_runs_and_what_cannot_is_named():
     words = {one.where: one.reason for one in found.left_out}
     assert sorted(words) == list("abcdefg")
     reasons = {
-        "a": "pp",
+        "a": "64",
         "b": "isl",
         "c": "abacus",
         "d": "no-such",

@@ -162,15 +162,13 @@ def _held(model: Model, cluster: Cluster, engine: Engine, layout: Layout, option
 
 
 def _layout(row: Row, given: Given) -> Layout:
-    if (row.pp or 1) > 1:
-        raise InputError(f"pp is {row.pp}", where=row.source, expected="pp 1: steps of one batch follow each other")
-    dp, ep = row.dp_attn or 1, row.ep or 1
+    pp, dp, ep = row.pp or 1, row.dp_attn or 1, row.ep or 1
     tp = given.tp or row.tp
     if tp is None:
         if row.gpus is None:
             raise InputError("no tp", where=row.source, expected="tp or the number of GPUs, or --tp")
-        tp = max(1, row.gpus // dp)
-    return Layout(tp=tp, dp_attn=dp, ep=ep)
+        tp = max(1, row.gpus // (pp * dp))
+    return Layout(pp=pp, tp=tp, dp_attn=dp, ep=ep)
 
 
 def _cluster(row: Row, layout: Layout) -> Cluster:
