@@ -26,17 +26,19 @@ def launch(
     router: str = "",
     port: int = 8000,
     start_s: float = 1800.0,
+    data_parallel: bool = False,
 ) -> "Deployment":
     """What is to be started for a plan or a handoff (value or file); `linkwise.launch.write.write` makes the files.
 
-    start_s: how long a group may take until it serves. Raises Refused where the engine cannot express it, InputError
+    start_s: how long a group may take until it serves. data_parallel: the replicas are ranks of one server, which
+    balances over them itself. Raises Refused where the engine cannot express it, InputError
     for malformed input.
     """
     from linkwise.launch.build import assemble
 
     found = _prepared(
         source, engine=engine, weights=weights, called=name, multi_node=multi_node, hosts=hosts, interface=interface,
-        extra=_split(engine_args), router=router, port=port, start_s=start_s,
+        extra=_split(engine_args), router=router, port=port, start_s=start_s, data_parallel=data_parallel,
     )  # fmt: skip
     return assemble(*found)
 

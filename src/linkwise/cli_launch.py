@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ def launch(
     *,
     weights: Annotated[str, typer.Option(help="model folder on the nodes; left out: the plan's model by name")] = "",
     name: Annotated[str, typer.Option(help="the model's name in the API; left out: the plan's")] = "",
-    multi_node: Annotated[str, typer.Option(help="native, ray or slurm", metavar="KIND")] = "native",
+    multi_node: Annotated[str, typer.Option(help="native (unless said otherwise), ray or slurm", metavar="KIND")] = "",
     hosts: Annotated[
         str, typer.Option(help="addresses of the nodes, in the plan's order; left out: hosts.env", metavar="A,B,...")
     ] = "",
@@ -37,7 +37,10 @@ def launch(
     router: Annotated[
         str, typer.Option(help="in front: engine (its own, before several groups) or linkwise", metavar="KIND")
     ] = "",
-    port: Annotated[int, typer.Option(help="where requests go, on the first node")] = 8000,
+    port: Annotated[int | None, typer.Option(help="where requests go, on the first node; left out: 8000")] = None,
+    data_parallel: Annotated[
+        bool, typer.Option("--data-parallel", help="vllm: the replicas as data-parallel ranks of one server")
+    ] = False,
     engine_args: Annotated[
         str, typer.Option(help="words added to every engine command; the layout stays the plan's", metavar="WORDS")
     ] = "",
@@ -48,11 +51,17 @@ def launch(
         bool, typer.Option("--route", help="route and watch what start.sh has started", rich_help_panel=_START)
     ] = False,
     on_fault: Annotated[
-        str, typer.Option(help="retry, restart or reject: requests of a lost group", rich_help_panel=_START)
-    ] = "retry",
+        str,
+        typer.Option(
+            help="retry (unless said otherwise), restart or reject: requests of a lost group", rich_help_panel=_START
+        ),
+    ] = "",
     timeout: Annotated[
-        str, typer.Option(help="a group without a token for so long is lost", rich_help_panel=_START, metavar="TIME")
-    ] = "30s",
+        str,
+        typer.Option(
+            help="a group without a token for so long is lost; left out: 30s", rich_help_panel=_START, metavar="TIME"
+        ),
+    ] = "",
     start_timeout: Annotated[
         str,
         typer.Option(
@@ -79,22 +88,33 @@ def launch(
     """A plan as what people run in production. Exit code 1: the engine cannot express it."""
     from linkwise import api_launch
 
-    start_timeout = start_timeout or ("1h" if kubernetes else "30min")
-    rules, bound_s = _rules(on_fault, start_timeout), parse_time(timeout, where="--timeout")
+    written = Path(source).is_dir()
+    _only_where_it_counts(
+        {
+            "--engine": engine, "--weights": weights, "--name": name, "--multi-node": multi_node,
+            "--hosts": hosts, "--interface": interface, "--router": router, "--port": port is not None,
+            "--data-parallel": data_parallel, "--engine-args": engine_args, "--start": start, "--route": route,
+            "--on-fault": on_fault, "--timeout": timeout, "--kubernetes": kubernetes, "--image": image,
+            "--router-image": router_image, "--cluster-topology": cluster_topology, "-o": output, "--json": json,
+        },
+        written=written,
+    )  # fmt: skip
+    rules = _rules(on_fault or "retry", start_timeout or ("1h" if kubernetes else "30min"))
+    bound_s = parse_time(timeout or "30s", where="--timeout")
     if start or route:
         _needs()
-        if Path(source).is_dir():
+        if written:
             return _run(Path(source), rules, bound_s, start=start)
-    if route or Path(source).is_dir():
+    if route or written:
         raise InputError(
             "a folder of a launch is started or routed", where="launch", expected="FOLDER --start or --route"
         )
-    if output is None and (start or not json):
-        raise InputError("nowhere to write", where="launch", expected="-o FOLDER" + ("" if start else ", or --json"))
+    if output is None and (start or kubernetes or not json):
+        raise InputError(
+            "nowhere to write", where="launch", expected="-o FOLDER" + ("" if start or kubernetes else ", or --json")
+        )
     given = cli_base.kept(source[:-1]) if source in {"plan:", "handoff:"} else source
-    if kubernetes:
-        if output is None or multi_node != "native" or hosts or start:
-            raise InputError("--kubernetes takes -o, not --multi-node, --hosts or --start", where="launch")
+    if kubernetes and output is not None:
         return _manifest(
             output, *api_launch.manifest(
                 given, kubernetes, engine=engine, weights=weights, name=name, interface=interface,
@@ -102,12 +122,12 @@ def launch(
                 start_s=rules.start_s,
             )
         )  # fmt: skip
-    if image or router_image or cluster_topology:
-        raise InputError("images and topologies are Kubernetes'", where="launch", expected="--kubernetes KIND")
     made = api_launch.launch(
-        given, engine=engine, weights=weights, name=name, multi_node=multi_node,
+        given, engine=engine, weights=weights, name=name, multi_node=multi_node or "native",
         hosts=tuple(part.strip() for part in hosts.split(",")) if hosts else (), interface=interface,
-        engine_args=engine_args, router=router or ("linkwise" if start else ""), port=port, start_s=rules.start_s,
+        engine_args=engine_args, router=router or ("linkwise" if start else ""),
+        port=8000 if port is None else port, start_s=rules.start_s,
+        data_parallel=data_parallel,
     )  # fmt: skip
     if json:
         cli_base.print_json(made)
@@ -115,12 +135,31 @@ def launch(
         from linkwise.launch.write import write
         from linkwise.report.launch import screen
 
-        written = write(made, output)
+        files = write(made, output)
         _say(made.differs, made.notes)
         if start:
             return _run(output, rules, bound_s, start=True)
-        cli_base.print_blocks([] if json else screen(made, str(output), len(written)))
+        cli_base.print_blocks([] if json else screen(made, str(output), len(files)))
     return cli_base.YES
+
+
+def _only_where_it_counts(given: dict[str, Any], *, written: bool) -> None:
+    """Refuse options that would change nothing. written: SOURCE is a folder of a launch, whose files say the rest."""
+    running, pods = ("--on-fault", "--timeout"), ("--image", "--router-image", "--cluster-topology")
+    if written:
+        what, besides = "a folder of a launch", [n for n in given if n not in {"--start", "--route", *running}]
+    elif given["--kubernetes"]:
+        scripts = ("--multi-node", "--hosts", "--router", "--port", "--data-parallel", "--start", "--route", "--json")
+        what, besides = "--kubernetes", [*scripts, *running]
+    elif given["--start"]:
+        what, besides = "--start", ["--route", *pods]
+    else:
+        what, besides = "files that are only written", [*running, *pods]
+    for name in besides:
+        if given[name]:
+            raise InputError(
+                f"{name} with {what}", where="launch", expected=f"one of them ({name} would change nothing)"
+            )
 
 
 def _manifest(output: Path, text: str, found: "Prepared") -> int:

@@ -247,6 +247,17 @@ def test_the_command(linkwise: Shell) -> None:
         ("launch nothing.json -o d", 2, "no such file"),
         ("launch cp.json -o d --engine trtllm", 1, "context parallelism of TensorRT-LLM"),
         ("launch seq.json -o d --engine sglang", 1, "no sequence-sharded"),
+        ("launch p.json -o d --data-parallel", 2, "several replicas"),
+        ("launch moe.json -o d --data-parallel", 1, "experts"),
+        ("launch two.json -o d --engine sglang --data-parallel", 1, "--engine vllm"),
+        ("launch p.json -o d --on-fault reject", 2, "--on-fault with files that are only written"),
+        ("launch p.json -o d --timeout 5s", 2, "--timeout with files"),
+        ("launch p.json -o d --image x", 2, "--image with files"),
+        ("launch p.json -o d --start --route", 2, "--route with --start"),
+        ("launch p.json -o d --kubernetes lws --port 9999", 2, "--port with --kubernetes"),
+        ("launch p.json -o d --kubernetes lws --data-parallel", 2, "--data-parallel with --kubernetes"),
+        ("launch p.json --kubernetes lws", 2, "-o FOLDER"),
+        ("launch . --start --engine vllm", 2, "--engine with a folder of a launch"),
     ],
 )
 def test_what_is_refused_and_how(linkwise: Shell, words: str, code: int, said: str) -> None:
@@ -254,9 +265,32 @@ def test_what_is_refused_and_how(linkwise: Shell, words: str, code: int, said: s
     assert linkwise(f"{base} --tp 8 --pp 2 -o p.json").code == 0
     assert linkwise(f"{base} --engine linkwise --tp 4 --cp 2 -o cp.json").code == 0
     assert linkwise(f"{base} --engine vllm@0.31 --tp 4 --sequence-sharded -o seq.json").code == 0
+    assert linkwise(f"{base} --tp 8 -o two.json").code == 0
+    assert linkwise("plan qwen3-30b-a3b --on 2x8xh100-sxm --tp 8 --isl 1000 --osl 100 -o moe.json").code == 0
     ran = linkwise(words)
     assert ran.code == code
     assert said in ran.err
+
+
+def test_replicas_as_data_parallel_ranks_of_one_server(linkwise: Shell) -> None:
+    """Eight replicas of tp 2 on two nodes: one group of 16 devices, four ranks of the eight on each node
+    (vllm/engine/arg_utils.py: --data-parallel-size counts all, -local those of a node, -start-rank its first)."""
+    base = "--on 2x8xh100-sxm --isl 1000 --osl 100"
+    assert linkwise(f"plan llama-3.1-8b {base} --tp 2 -o p.json").code == 0
+    assert linkwise("launch p.json --data-parallel -o d").code == 0
+    made = json.loads((linkwise.folder / "d" / "deployment.json").read_text())
+    assert [(p["node"], p["devices"], p["ranks"]) for p in made["processes"]] == [
+        (0, list(range(8)), list(range(8))), (1, list(range(8)), list(range(8, 16))),
+    ]  # fmt: skip
+    words = [" ".join(p["command"]) for p in made["processes"]]
+    assert all("--tensor-parallel-size 2 --data-parallel-size 8 " in w for w in words)
+    assert all("--data-parallel-size-local 4" in w for w in words)
+    assert [w.endswith("--data-parallel-start-rank 4 --headless") for w in words] == [False, True]
+    assert any("one lost rank ends them all" in said for said in made["differs"])
+    # The way back counts the same replicas.
+    assert linkwise(f"plan --from-manifest d {base} --tp 2 -o back.json").code == 0
+    back = json.loads((linkwise.folder / "back.json").read_text())
+    assert (back["layout"]["tp"], back["layout"]["dp_attn"], back["replicas"]) == (2, 1, 8)
 
 
 def test_routers_and_checks_wait_as_long_as_a_start_may_take(linkwise: Shell) -> None:

@@ -111,15 +111,19 @@ def _leaders(parent: int) -> list[int]:
 
 @contextmanager
 def started(
-    folder: Path, weights: Path, on: str, *, words: str = "", engine_args: str = EAGER, hosts: tuple[str, ...] = ()
-) -> Iterator[Started]:
+    folder: Path, weights: Path, on: str, *, words: str = "", engine_args: str = EAGER, hosts: tuple[str, ...] = (),
+    data_parallel: bool = False,
+) -> Iterator[Started]:  # fmt: skip
     """A command's layout planned, written, and started; ended whatever happens."""
     found = linkwise.plan(
         on=on, engine="vllm@0.32", from_command=f"vllm serve {weights} --max-model-len 512 {words}",
         isl=16, osl=16, concurrency=1,
     )  # fmt: skip
     assert isinstance(found, Plan)
-    made = launch(found, weights=str(weights), name="it", router="linkwise", hosts=hosts, engine_args=engine_args)
+    made = launch(
+        found, weights=str(weights), name="it", router="linkwise", hosts=hosts, engine_args=engine_args,
+        data_parallel=data_parallel,
+    )  # fmt: skip
     with serving(made, folder) as it:
         logged = {int(n.replace(",", "")) for n in re.findall(r"KV cache size: ([0-9,]+) tokens", it.logs())}
         token = max(rank.bytes_per_token or 0 for rank in found.ledger.ranks)
@@ -128,6 +132,7 @@ def started(
         today = linkwise.plan(on=on, from_running=door.url, isl=16, osl=16, concurrency=1)
         assert isinstance(today, Plan)
         assert today.layout == found.layout
+        assert today.replicas == (found.replicas if data_parallel else 1)
         yield it
 
 
@@ -186,6 +191,19 @@ def test_pipeline_parallel(tmp_path: Path, dense: Path) -> None:
 def test_two_replicas(tmp_path: Path, dense: Path) -> None:
     with started(tmp_path / "d", dense, "1x2xh100-sxm", words="-dp 2") as it:
         assert len({answers(it) for _ in range(4)}) == 1
+
+
+def test_data_parallel(tmp_path: Path, dense: Path) -> None:
+    with started(tmp_path / "d", dense, "1x2xh100-sxm", words="-dp 2", data_parallel=True) as it:
+        cores = {seen.pid for seen in it.engines() if "EngineCore" in seen.title}
+        assert len(cores) == 2
+        said = answers(it)
+        assert {answers(it) for _ in range(4)} == {said}
+        victim, began = max(cores), time.monotonic()
+        os.kill(victim, signal.SIGSTOP)
+        it.wait("replicas: stopped", BOUND_S + 5, after=began)
+        it.wait("replicas serves again", START_S, after=began)
+        assert answers(it) == said
 
 
 def test_two_nodes_on_one_machine(tmp_path: Path, dense: Path) -> None:

@@ -162,6 +162,7 @@ class Launcher(ABC):
 
     name: str
     multi_node: tuple[MultiNode, ...] = ("native", "slurm")
+    joins_replicas = False  # whether one server can hold a plan's replicas as its data-parallel ranks
     connectors: dict[str, str] = {}  # what it can join pools with: our name to the engine's
 
     def refuses(self, asked: Asked, group: Group) -> Refusal | None:

@@ -10,7 +10,7 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError, Refused
 from linkwise.engine import registry as engines
 from linkwise.engine.base import Engine
-from linkwise.launch import network, registry
+from linkwise.launch import data_parallel, network, registry
 from linkwise.launch.base import FRONT_PORT, START_S, Asked, Launcher, Ports, own_router
 from linkwise.launch.settle import Source, refused, settle
 from linkwise.launch.types import Deployment, Group, MultiNode, Process, Served, check_given, check_host
@@ -23,7 +23,8 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: addresses of the cluster's nodes in order. extra: words added to every engine command; they may not change
     the layout. router: "linkwise" = our own in front. port: where requests go, on the first node.
-    start_s: how long a group may take until it serves, which routers and checks wait for.
+    start_s: how long a group may take until it serves, which routers and checks wait for. data_parallel: the replicas
+    are ranks of one server.
     """
 
     engine: str = ""
@@ -36,6 +37,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     router: str = ""
     port: int = FRONT_PORT
     start_s: float = START_S
+    data_parallel: bool = False
 
 
 class Prepared(NamedTuple):
@@ -87,6 +89,10 @@ def prepare(source: Source, choices: Choices) -> Prepared:
     )
     _refuse(asked, launcher)
     differs = settled.differs + launcher.differs(asked, groups[0].layout) + _extra(asked)
+    if choices.data_parallel:
+        asked = data_parallel.together(asked, launcher)
+        _refuse_processes(asked, launcher)
+        differs += (data_parallel.DIFFERS,)
     return Prepared(asked, launcher, served(source), differs, _notes(source, asked, launcher))
 
 
@@ -225,6 +231,10 @@ def _refuse(asked: Asked, launcher: Launcher) -> None:
         refusal = asked.engine.refuses(asked.model, layout, devices_per_node=asked.cluster.devices_per_node)
         if refusal is not None:
             raise refused(refusal, f"{layout} under {asked.engine.name} {asked.engine.version}")
+    _refuse_processes(asked, launcher)
+
+
+def _refuse_processes(asked: Asked, launcher: Launcher) -> None:
     for group in asked.groups:
         refusal = launcher.refuses(asked, group)
         if refusal is not None:

@@ -38,6 +38,7 @@ class Vllm(Launcher):
 
     name = "vllm"
     multi_node = ("native", "ray", "slurm")
+    joins_replicas = True
     connectors = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
     program: tuple[str, ...] = ("vllm", "serve")
 
