@@ -34,6 +34,33 @@ def test_names_in_any_case(given: str, name: str) -> None:
     assert found.name == name
 
 
+@pytest.mark.parametrize(
+    ("given", "served"),
+    [
+        # An id stands for its own weights, though their shape is another entry's.
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.1"),
+        ("deepseek-v3.1", "deepseek-ai/DeepSeek-V3.1"),
+        ("deepseek-ai/deepseek-v3-0324", "deepseek-ai/DeepSeek-V3-0324"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "Qwen/Qwen3-30B-A3B-Thinking-2507"),
+        ("Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+        ("deepseek-coder-v2", "deepseek-ai/DeepSeek-Coder-V2-Instruct"),
+        # A short name stands for its entry's.
+        ("deepseek-v3", "deepseek-ai/DeepSeek-V3"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("minimax-m2.x", "MiniMaxAI/MiniMax-M2"),
+    ],
+)
+def test_what_is_served_is_what_was_asked_for(given: str, served: str) -> None:
+    assert load(given).served_as == served
+
+
+def test_every_id_of_the_catalogue_is_served_as_itself() -> None:
+    for entry in catalogue.entries():
+        for name in (entry.hub, *entry.also):
+            assert load(name).served_as == (name if "/" in name else entry.hub)
+
+
 def test_another_organisation_is_another_model() -> None:
     assert catalogue.find("someone/Llama-3.1-8B") is None
 

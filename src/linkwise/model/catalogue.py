@@ -15,8 +15,8 @@ from linkwise.core.schema import Frozen, convert
 
 
 class Entry(Frozen, frozen=True, kw_only=True):
-    """A known model. name: its short name. hub: its id on the hub. also: other names and ids of the same architecture.
-    source: where the facts come from. config, quantization: as config.json and hf_quant_config.json would have them."""
+    """A known model. name: its short name. hub: its id on the hub. also: ids of other weights of the same architecture,
+    and other short names. source: where the facts come from. config: as config.json would have it."""
 
     name: str
     hub: str
@@ -27,10 +27,20 @@ class Entry(Frozen, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         """Every name it answers to, lower case."""
-        ids = (self.hub, *(n for n in self.also if "/" in n))
-        return tuple(
-            dict.fromkeys(n.lower() for n in (self.name, *self.also, self.hub, *(i.split("/")[1] for i in ids)))
-        )
+        return tuple(self._served)
+
+    def served(self, name: str) -> str:
+        """The hub id of the weights that one of its names stands for: an id is its own, whatever shares its shape."""
+        return self._served[name.strip().lower()]
+
+    @property
+    def _served(self) -> dict[str, str]:
+        """The hub id behind each name; a short name is the entry's own, an id's last part is that id's."""
+        found = {name.lower(): self.hub for name in (self.name, *(n for n in self.also if "/" not in n))}
+        for one in (self.hub, *(n for n in self.also if "/" in n)):
+            for name in (one.lower(), one.split("/")[1].lower()):
+                found.setdefault(name, one)
+        return found
 
 
 class _Written(Frozen, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ def load(name_or_path: str, *, weight_dtype: str | None = None) -> Model:
     if entry:
         source = f"catalogue {entry.name} ({entry.source})"
         found = from_config(entry.config, name=name, source=source, weight_dtype=weight_dtype)
-        return msgspec.structs.replace(found, served_as=entry.hub)
+        return msgspec.structs.replace(found, served_as=entry.served(name))
     if name.endswith((".json", os.sep)) or name.startswith((".", "~", os.sep)):
         raise InputError("no such file or folder", where=name)
     if not hub.is_id(name):
