@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from linkwise.core.errors import InputError
-from linkwise.core.files import read_text
+from linkwise.core.files import parse_json, read_text
 from linkwise.core.printable import clipped
 from linkwise.workload.requests import MAX_REQUESTS, Requests, requests
 from linkwise.workload.types import MAX_TOKENS
@@ -165,10 +165,13 @@ def _seconds(value: float, spot: str, field: str) -> float:
 
 def _json(lines: list[str], where: str) -> Iterator[tuple[int, _Row]]:
     decode = msgspec.json.Decoder(_Line).decode
+    names = tuple(f'"{name}"' for name in _Line.__struct_fields__)
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         spot = f"{where}: line {number}"
+        if "\\" in text or any(text.count(name) > 1 for name in names):
+            parse_json(text, where=spot)  # it refuses a field given twice; the decoder takes the last
         try:
             yield number, _of_line(decode(text), spot)
         except msgspec.ValidationError as error:
@@ -192,10 +195,9 @@ def _of_line(line: _Line, spot: str) -> _Row:
     hashes: list[Any] = line.hash_ids
     if len(hashes) > MAX_HASHES or any(not 0 <= h < 2**62 for h in hashes):
         raise InputError("field hash_ids", where=spot, expected=f"at most {MAX_HASHES} whole numbers, not negative")
-    if hashes and len(hashes) * MOONCAKE_BLOCK < new:
-        most = len(hashes) * MOONCAKE_BLOCK
+    if hashes and len(hashes) != -(-new // MOONCAKE_BLOCK):
         raise InputError(
-            f"field hash_ids: {len(hashes)} blocks of {MOONCAKE_BLOCK} are {most} tokens, the prompt has {new}",
-            where=spot, expected="a hash for every block of the prompt, the last one in part",
+            f"field hash_ids: {len(hashes)} blocks of {MOONCAKE_BLOCK} tokens, the prompt has {new} tokens",
+            where=spot, expected=f"{-(-new // MOONCAKE_BLOCK)}: a hash for every block, the last one in part",
         )  # fmt: skip
     return _Row(_seconds(at if ours else at / 1000, spot, names[0]), new, out, hashes)

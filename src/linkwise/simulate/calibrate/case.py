@@ -27,6 +27,8 @@ class Case(NamedTuple):
 
     ttft_s, tpot_s: measured means; NaN where one was not. group: what it is left out with when the fit is checked (a
     model). name: where it is from. rules: fields of simulate/rules.py its engine was told otherwise than its defaults.
+    version_said: whether anybody says which version of the engine ran; else it is the newest we know, which the run is
+    no evidence of.
     """
 
     served: Served
@@ -41,6 +43,7 @@ class Case(NamedTuple):
     group: str
     name: str
     rules: Mapping[str, Any] = {}
+    version_said: bool = True
 
     @property
     def load(self) -> Requests:

@@ -57,8 +57,8 @@ def calibration_of(
 
 
 def range_of(cases: Sequence[Case]) -> Range:
-    """What some runs cover."""
-    versions = sorted({c.served.engine.version for c in cases}, key=version_key)
+    """What some runs cover. A version that nobody says is not covered."""
+    versions = sorted({c.served.engine.version for c in cases if c.version_said}, key=version_key)
 
     def ends(values: list[float]) -> tuple[float, float]:
         return min(values), max(values)

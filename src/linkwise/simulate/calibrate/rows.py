@@ -9,6 +9,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
+from linkwise.engine.versions import version_key
 from linkwise.model import read
 from linkwise.model.types import Model
 from linkwise.plan.interval import quantisation_of
@@ -58,9 +59,9 @@ def case_of(row: Row, given: Given) -> Case:
     isl, osl = (_needed(getattr(row, name), name, row) for name in ("isl", "osl"))
     if row.ttft_s is None and row.tpot_s is None:
         raise InputError("neither TTFT nor TPOT", where=row.source, expected="one of them")
-    engine = _engine(row, given)
+    engine, version_said = _engine(row, given)
     layout = _layout(row, given)
-    cluster = given.cluster or _cluster(row, layout)
+    cluster = _placed(row, given, layout)
     if layout.size > cluster.size:
         raise InputError(f"{layout} on {cluster.size} devices", where=row.source, expected=f"{layout.size} devices")
     model = _model(given.model or _needed_text(row.model, "model", row), row.gemm_quant)
@@ -83,7 +84,7 @@ def case_of(row: Row, given: Given) -> Case:
     return Case(
         what, round(isl), round(osl), "fixed" if row.fixed_lengths else "uniform", users, rate,
         max(1, min(number, MOST_REQUESTS)), row.ttft_s or float("nan"), row.tpot_s or float("nan"), model.name,
-        row.source,
+        row.source, version_said=version_said,
     )  # fmt: skip
 
 
@@ -99,16 +100,34 @@ def _needed_text(value: str | None, name: str, row: Row) -> str:
     return value
 
 
-def _engine(row: Row, given: Given) -> Engine:
+def _engine(row: Row, given: Given) -> tuple[Engine, bool]:
+    """The engine, and whether anybody says its version: else it is the facts' own, which is no evidence of it.
+
+    Raises InputError for a row of another engine or version than the user names.
+    """
     name, _, version = (given.engine or _needed_text(row.engine, "engine", row)).partition("==")
     if given.engine and row.engine and not _same(row.engine, name):
         raise InputError(f"a row of {row.engine}"[:80], where=row.source, expected=f"{name}, as --engine says")
-    if not version and row.version and row.version[:1].isdigit():
-        version = row.version
+    own = _released(row.version)
+    if own and version and not _of_release(own, version):
+        raise InputError(f"field version: {own}"[:80], where=row.source, expected=f"{version}, as --engine says")
+    said = own or version or None
+    return registry.get(name, said), said is not None
+
+
+def _released(word: str | None) -> str | None:
+    """A version as its makers number it; None for a branch, a commit, or nothing."""
     try:
-        return registry.get(name, version or None)
+        version_key(word or "")
     except InputError:
-        return registry.get(name)  # a version that is no number: the facts' own
+        return None
+    return word
+
+
+def _of_release(own: str, asked: str) -> bool:
+    """Whether a version is the one asked for, or a part of it: 0.11.2 is of 0.11, and not of 0.11.0."""
+    digits = len(asked.split("."))
+    return version_key(own)[:digits] == version_key(asked)[:digits]
 
 
 def _same(word: str, name: str) -> bool:
@@ -163,12 +182,29 @@ def _held(model: Model, cluster: Cluster, engine: Engine, layout: Layout, option
 
 def _layout(row: Row, given: Given) -> Layout:
     pp, dp, ep = row.pp or 1, row.dp_attn or 1, row.ep or 1
+    if given.tp and row.tp and given.tp != row.tp:
+        raise InputError(f"field tp: {row.tp}", where=row.source, expected=f"{given.tp}, as --tp says")
     tp = given.tp or row.tp
     if tp is None:
-        if row.gpus is None:
+        gpus = row.gpus or (1 if given.cluster is not None and given.cluster.size == 1 else None)
+        if gpus is None:
             raise InputError("no tp", where=row.source, expected="tp or the number of GPUs, or --tp")
-        tp = max(1, row.gpus // (pp * dp))
+        tp = max(1, gpus // (pp * dp))
     return Layout(pp=pp, tp=tp, dp_attn=dp, ep=ep)
+
+
+def _placed(row: Row, given: Given, layout: Layout) -> Cluster:
+    """The devices of a run. Raises InputError for a row whose GPU is of another kind than the user's."""
+    if given.cluster is None:
+        return _cluster(row, layout)
+    here = given.cluster.accelerator.name
+    try:
+        own = _cluster(row, layout).accelerator.name if row.gpu else here
+    except InputError:
+        own = here  # a word of the file's own: the user says what it is
+    if own.split("-")[0] != here.split("-")[0]:
+        raise InputError(f"field gpu: {row.gpu}"[:80], where=row.source, expected=f"{here}, as --on says")
+    return given.cluster
 
 
 def _cluster(row: Row, layout: Layout) -> Cluster:

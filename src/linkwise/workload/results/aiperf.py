@@ -35,7 +35,7 @@ def rows(entry: Entry) -> Iterator[Row]:
     stated = load if load.values else config
     if not stated.given("concurrency", "request_rate"):
         stated = _typed(config)
-    said = names.deployment(entry)
+    said = names.deployment(entry, tool=True)
     said["engine"] = said["engine"] or _engine(config)
     row = usable(
         Row(

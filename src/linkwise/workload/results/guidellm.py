@@ -43,7 +43,8 @@ def rows(entry: Entry) -> Iterator[Row]:
     yield Row(
         model=_model(entry), isl=isl.tokens("mean"), osl=osl.tokens("mean"), fixed_lengths=_fixed(isl, osl),
         concurrency=_concurrency(strategy), rate_per_s=strategy.rate("rate"), requests=requests, ttft_s=ttft_s,
-        tpot_s=tpot_s, statistic=statistic, source=entry.where, **names.deployment(entry.part("report", "metadata")),
+        tpot_s=tpot_s, statistic=statistic, source=entry.where,
+        **names.deployment(entry.part("report", "metadata"), tool=True),
     )  # fmt: skip
 
 

@@ -48,8 +48,10 @@ def word(text: str | None) -> str | None:
     return None if lower in {"", "none", "auto", "null"} else lower
 
 
-def deployment(entry: Entry) -> dict[str, Any]:
+def deployment(entry: Entry, *, tool: bool = False) -> dict[str, Any]:
     """Engine, hardware, degrees and types of an entry whose fields have one of the names above.
+
+    tool: the entry's plain `version` is that of the tool or of its format, and says nothing of the engine.
 
     A degree of data parallelism that is not said to be of attention, or one of context parallelism, is refused above 1:
     what it does to a group is not known here.
@@ -59,7 +61,8 @@ def deployment(entry: Entry) -> dict[str, Any]:
             raise Unusable(f"field {name}: {entry.degree(name)}, expected 1, or dp_attn for attention replicas")
     found: dict[str, Any] = {name: entry.degree(*ALIASES[name]) for name in ("gpus", "tp", "pp", "dp_attn", "ep")}
     found |= {name: word(entry.text(*ALIASES[name])) for name in ("gemm_quant", "moe_quant", "kv_dtype")}
-    found |= {name: entry.text(*ALIASES[name]) for name in ("version", "gpu")}
+    versions = ALIASES["version"][1:] if tool else ALIASES["version"]
+    found |= {"version": entry.text(*versions), "gpu": entry.text(*ALIASES["gpu"])}
     return found | {"engine": engine(entry.text(*ALIASES["engine"]))}
 
 
