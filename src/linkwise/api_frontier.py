@@ -4,6 +4,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,25 @@ from linkwise.plan.types import Candidate
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
-USUAL_S = 3.0  # to load a loop that is compiled
 NOT_SIMULATED = "finalists were not simulated: pip install 'linkwise[simulate]' brings the event loop"
+
+
+class Promise:
+    """What another process was asked for. Where that process is gone, it is done here when it is wanted."""
+
+    def __init__(self, work: "Callable[..., Any]", given: tuple[Any, ...], there: "Future[Any] | None") -> None:
+        self._work, self._given, self._there = work, given, there
+
+    def result(self) -> Any:
+        """What the work gives, or the error it raises."""
+        if self._there is not None:
+            try:
+                return self._there.result()
+            except BrokenExecutor:
+                logging.getLogger("linkwise").warning(
+                    "linkwise: the second process of a search ended early (out of memory?): this one does its part"
+                )
+        return self._work(*self._given)
 
 
 class Beside:
@@ -32,25 +50,17 @@ class Beside:
     def __init__(self) -> None:
         self._pool: Executor | None = None
 
-    def submit(self, work: "Callable[..., Any]", /, *given: Any) -> "Future[Any]":
+    def submit(self, work: "Callable[..., Any]", /, *given: Any) -> Promise:
         """Work with what it is given, after what was submitted before."""
-        if self._pool is None:
-            from concurrent.futures import ProcessPoolExecutor
-            from multiprocessing import get_context
+        try:
+            if self._pool is None:
+                from concurrent.futures import ProcessPoolExecutor
+                from multiprocessing import get_context
 
-            self._pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
-        return self._pool.submit(work, *given)
-
-    def simulated(
-        self, ready: "Future[None]", found: Frontier, case: Case, prefill: Case | None, priced: bool
-    ) -> Frontier:
-        """The front with its finalists simulated. ready: done when the event loop is."""
-        from concurrent.futures import wait
-
-        if wait([ready], USUAL_S).not_done:
-            logging.getLogger("linkwise").warning("linkwise: compiling the event loop, once: about half a minute")
-        simulated: Frontier = self.submit(_simulated, found, case, prefill, priced).result()
-        return simulated
+                self._pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
+            return Promise(work, given, self._pool.submit(work, *given))
+        except (BrokenExecutor, OSError):  # gone, or no room for it
+            return Promise(work, given, None)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -77,16 +87,17 @@ def frontier_of(
     """What the devices offer this load. price: as --price has it; prefill_on: other devices for prefill groups; own:
     what the plan chose.
 
-    other: where finalists are simulated; None = here.
+    other: where pairs of pools are looked at and finalists simulated; None = here.
     """
     prefill = case._replace(cluster=prefill_on) if prefill_on is not None else None
     simulates = find_spec("numba") is not None
-    ready = other.submit(_ready) if other is not None and simulates else None
-    found = frontier(case, seen, price=priced(price), prefill=prefill, own=own)
+    if other is not None and simulates:
+        other.submit(_ready)
+    found = frontier(case, seen, price=priced(price), prefill=prefill, own=own, other=other)
     if not simulates:
         return replace(found, notes=(*found.notes, NOT_SIMULATED))
     work = found, case, prefill, bool(price)
-    return _simulated(*work) if other is None or ready is None else other.simulated(ready, *work)
+    return _simulated(*work) if other is None else other.submit(_simulated, *work).result()
 
 
 def _ready() -> None:

@@ -25,7 +25,7 @@ from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
 from linkwise.engine.base import Options
-from linkwise.plan.search import Points
+from linkwise.plan.evaluate import Points
 from linkwise.plan.types import NoPlan, Plan
 from linkwise.report.page.data import page_data
 from linkwise.report.page.html import html, script_of

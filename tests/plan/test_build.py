@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from multiprocessing import get_context
 
 import pytest
@@ -205,3 +206,18 @@ def test_every_candidate_can_be_launched_as_its_own_layout(engine, name, on):
         words = by.command(name, one.layout, Options())
         files = by.files(one.layout, Options())
         assert registry.parse_command(words, model=what, files=files).layout == one.layout
+
+
+def test_latency_grows_with_the_rate_without_steps():
+    # From a fifteenth of a request at hand to two.
+    rates = [0.02, 0.1, 0.2, 0.3, 0.4, 0.5]
+    points = [
+        make("llama-3.3-70b", "4xh100-sxm", {"tp": 4}, isl_tokens=1000, osl_tokens=200, rate_per_s=rate).chosen.point
+        for rate in rates
+    ]
+    assert [p.batch for p in points] == [-(-p.at_hand // 1) for p in points]
+    for rate, p in zip(rates, points, strict=True):
+        # Little's law, with the time from the first token to the last.
+        assert p.at_hand == pytest.approx(rate * (p.ttft_s + 199 * p.tpot_s), rel=1e-6)
+    growth = [b.tpot_s / a.tpot_s - 1 for a, b in pairwise(points)]
+    assert all(0 < g < 0.05 for g in growth), growth

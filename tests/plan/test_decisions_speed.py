@@ -6,9 +6,10 @@ from linkwise.engine import registry
 from linkwise.engine.base import Options
 from linkwise.model.read import load as model
 from linkwise.plan.build import plan
+from linkwise.plan.evaluate import evaluate
 from linkwise.plan.ledger import ledger
 from linkwise.plan.operate import operation
-from linkwise.plan.search import evaluate, search
+from linkwise.plan.search import search
 from linkwise.plan.types import Candidate, Plan
 from linkwise.workload.types import Workload
 

@@ -1,9 +1,10 @@
 """A replica's steady state against results of queueing theory that hold whatever the engine."""
 
+import numpy as np
 import pytest
 
 from linkwise.core.quantity import plain
-from linkwise.plan.rounds import Lengths, Load, _fullest, settle
+from linkwise.plan.rounds import Lengths, Load, _fullest, settle, settled
 
 MANY = 20_000  # rounds of a stay: the wait for the first token does not count
 
@@ -79,3 +80,17 @@ def test_chunks_on_many_attention_replicas_meet_by_chance():
     # Eight hundred on eight: a hundred each, deviation ten, and the largest of eight normals some 1.4 of those above
     # (tables of order statistics: 1.42); sqrt(2 ln 8) = 2.04 is the bound that is taken.
     assert 99 + 14 < _fullest(799.0, 8) < 99 + 21
+
+
+def test_replicas_settled_together_settle_as_each_alone():
+    # Two of one kind with unlike numbers of batches, and one of another kind between them.
+    batches = [np.array([1.0, 5.0, 40.0]), np.array([8.0]), np.array([0.5, 300.0])]
+    cases = [
+        (lengths(), load(batches[0], others=batches[0], tokens=200)),
+        (lengths(shared=0.02), load(batches[1], others=batches[1], tokens=100, lanes=4)),
+        (lengths(calm=np.array([0.01, 0.03]), row=1e-5), load(batches[2], others=batches[2], tokens=300, chunks=2)),
+    ]
+    for (length, some), found in zip(cases, settled(cases), strict=True):
+        alone = settle(length, some, plain)
+        for together, apart in zip(found, alone, strict=True):
+            np.testing.assert_allclose(together, np.broadcast_to(apart, together.shape), rtol=1e-12)

@@ -10,11 +10,11 @@ from tests.plan.test_step import tiny, tiny_mla
 from linkwise.cluster.read import load as cluster
 from linkwise.cluster.types import Tier
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Quantity, value_of
+from linkwise.core.quantity import Quantity, plain, value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Options
 from linkwise.plan.batch import decode_batch, prefill_batch
-from linkwise.plan.operate import MAX_PROMPT_LOAD, decode_step, kept, operation, prompt_chunks
+from linkwise.plan.operate import MAX_PROMPT_LOAD, _mean_step, decode_step, kept, operation, prompt_chunks
 from linkwise.plan.time import Span, group_seconds, port_bandwidth, span, spans
 from linkwise.workload.types import Workload
 
@@ -154,3 +154,19 @@ def test_recorded_equals_float_equals_array(layout, batches, isl, osl, eager, en
             value = getattr(bare, field)
             assert value_of(getattr(kept, field)) == pytest.approx(value, rel=1e-12)
             assert np.broadcast_to(getattr(arrays, field), len(batches))[i] == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "at_hand", "rows", "everyone"),
+    [
+        (Layout(tp=2), 2.25, 2.25, None),  # one batch, one attention replica: a mean
+        (Layout(pp=2), 3, 1.5, None),  # two batches in flight hold one and two
+        (Layout(dp_attn=8), 3, 1.0, 3.0),  # the fullest of eight attention replicas has a whole request
+        (Layout(dp_attn=8), 8.5, 1.5, 8.5),  # eight and nine: one and two on the fullest
+        (Layout(dp_attn=2, pp=2), 5, 1.5, 2.5),  # two and three a batch: one and two on the fullest
+    ],
+)  # fmt: skip
+def test_a_mean_step_lies_between_those_of_whole_requests(layout, at_hand, rows, everyone):
+    step = _mean_step(Workload(isl_tokens=100, osl_tokens=10), layout, Options(), at_hand, plain)
+    assert step.parts[0].requests == pytest.approx(rows, rel=1e-12)
+    assert step.everyone == (everyone if everyone is None else pytest.approx(everyone, rel=1e-12))

@@ -151,7 +151,7 @@ def groups(layout: Layout, axis: str) -> list[tuple[int, ...]]:
         rows = regrid.reshape(-1, layout.moe_tp) if axis == "moe_tp" else regrid.swapaxes(1, 2).reshape(-1, layout.ep)
     else:
         raise InputError(f"unknown axis {axis!r}", where="layout", expected="one of " + ", ".join(AXES))
-    return [tuple(int(r) for r in row) for row in rows]
+    return [tuple(row) for row in rows.tolist()]
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.choose import choose, resource_rank, rule
 from linkwise.plan.collectives import bubble
+from linkwise.plan.evaluate import Points, evaluate
 from linkwise.plan.figures import batches, figures, ops_of, prefill_seconds, textbook_figures
 from linkwise.plan.fit import Case
 from linkwise.plan.interval import times_label, trust
@@ -21,7 +22,7 @@ from linkwise.plan.operate import in_flight, operation
 from linkwise.plan.ordering import FEW, in_best_order, irregular, ordered, subject_of, visible
 from linkwise.plan.placement import naive_grid
 from linkwise.plan.reasons import decisions
-from linkwise.plan.search import Found, Other, Points, evaluate, search
+from linkwise.plan.search import Found, Other, search
 from linkwise.plan.step import freeze
 from linkwise.plan.time import GroupTime
 from linkwise.plan.types import Candidate, NoPlan, Plan, Rejection, StepTime
@@ -64,12 +65,16 @@ def plan(
     chosen = _exactly(case, best, found, replicas)
     runner_up = _exactly(case, second, found, replicas) if second is not None else None
     why = decisions(case, chosen, found)
-    about = subject_of(case, chosen.layout, chosen.point.batch, chosen.replicas)
+    point = chosen.point
+    about = subject_of(case, chosen.layout, point.batch, chosen.replicas, point.at_hand)
     about, order = ordered(about)
     if about.grid:
         placed = evaluate(*case, chosen.layout, memory, replicas, about.places, exact=True)
         chosen = placed if isinstance(placed, Candidate) else chosen
-        about = about._replace(batch=chosen.point.batch, replicas=chosen.replicas, grid=about.grid[: chosen.replicas])
+        about = about._replace(
+            batch=chosen.point.batch, at_hand=chosen.point.at_hand, replicas=chosen.replicas,
+            grid=about.grid[: chosen.replicas],
+        )  # fmt: skip
     count, nodes = chosen.replicas, -(-chosen.layout.size // cluster.devices_per_node)
     together, apart = engine.together(count, chosen.layout, cluster.devices_per_node)
     ops = {name: freeze(ops_of(about, batch)) for name, batch in batches(about).items()}

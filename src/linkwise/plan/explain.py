@@ -40,6 +40,7 @@ def subject(plan: Plan) -> Subject:
         plan.chosen.point.batch,
         plan.replicas,
         grid,
+        plan.chosen.point.at_hand,
     )
 
 

@@ -19,7 +19,8 @@ from linkwise.workload.types import Workload
 
 
 class Subject(NamedTuple):
-    """What a plan's figures are computed from. grid: devices of each replica; None = ranks on devices in order."""
+    """What a plan's figures are computed from. grid: devices of each replica; None = ranks on devices in order.
+    at_hand: requests on average, which `batch` is rounded up from; 0 = as many."""
 
     model: Model
     cluster: Cluster
@@ -30,6 +31,7 @@ class Subject(NamedTuple):
     batch: int
     replicas: int
     grid: tuple[tuple[int, ...], ...] | None = None
+    at_hand: float = 0.0
 
     @property
     def places(self) -> dict[str, Span]:
@@ -64,7 +66,10 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
     """Every explainable figure: memory, then bytes, calls and time of each step, then what a replica delivers."""
     result = ledger_figures(s.model, s.cluster, s.engine, s.layout, s.options, s.workload, given)
     places = s.places
-    at = operation(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, s.batch, places, given=given)
+    whole, at = (
+        operation(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, batch, places, given=given)
+        for batch in (s.batch, s.at_hand or s.batch)
+    )
     eager = s.options.eager or not s.engine.defaults.cuda_graphs
     convention = s.engine.convention_for(s.model, s.layout, s.options)
     for step, batch in batches(s, given).items():
@@ -74,11 +79,11 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
             one = op_seconds(op, places[op.group], s.cluster, convention, eager=eager, given=given)
             result[f"{step}.{op.role}.time_s"] = named(f"{step}.{op.role}.time_s", times(op.repeat, one), "s")
     prefill = prefill_seconds(s, given)
-    for step, group in (("decode", at.decode), ("mixed", at.mixed), ("prefill", prefill)):
+    for step, group in (("decode", whole.decode), ("mixed", whole.mixed), ("prefill", prefill)):
         result |= _time_figures(step, group)
     result["tpot_s"] = named("tpot_s", at.tpot, "s")
     result["ttft_s"] = named("ttft_s", at.ttft, "s")
-    result["rate_per_s"] = named("rate_per_s", at.rate, "requests/s", "one replica, saturated at this batch")
+    result["rate_per_s"] = named("rate_per_s", at.rate, "requests/s", "one replica, so many requests at hand")
     replicas = given("replicas", s.replicas, "", "plan")
     result["deployment_rate_per_s"] = named("deployment_rate_per_s", at.rate * replicas, "requests/s")
     return result

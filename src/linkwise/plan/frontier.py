@@ -19,13 +19,14 @@ from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
+from linkwise.plan.evaluate import Points, outcomes, trial
 from linkwise.plan.fit import Case
 from linkwise.plan.frontier_types import Frontier, Offer
 from linkwise.plan.handoff_pools import Side, handover
 from linkwise.plan.ledger import ledger
 from linkwise.plan.operate import MAX_PROMPT_LOAD
 from linkwise.plan.pools import Pool, pool_of
-from linkwise.plan.search import Points, evaluate, search
+from linkwise.plan.search import Other, search
 from linkwise.plan.types import Candidate
 from linkwise.workload.types import Targets
 
@@ -77,22 +78,22 @@ def priced(text: str) -> dict[str, float]:
 
 def frontier(
     case: Case, seen: Sequence[Seen], *, price: Mapping[str, float], prefill: Case | None = None,
-    own: Candidate | None = None,
+    own: Candidate | None = None, other: Other | None = None,
 ) -> Frontier:  # fmt: skip
     """The front of a case whose layouts were `seen` by a search, and the choice for its targets.
 
     prefill: model, engine and options as in `case`, on the devices that prefill groups run on. own: what the plan
-    itself chose. Raises InputError for a price that names none of the accelerators.
+    itself chose. other: a process that looks at pairs of pools; None = here. Raises InputError for a price that names
+    none of the accelerators.
     """
     names = {c.cluster.accelerator.name for c in (case, prefill) if c}
     if unknown := sorted(set(price) - names - {""}):
         raise InputError(f"{unknown[0]!r}", where="--price", expected="one of " + ", ".join(sorted(names)))
     terms = Terms(case, price, prefill)
+    theirs = None if other is None else other.submit(_separate, terms, seen)
     mixed = [offer for one in seen for offer in _mixed(terms, one)]
-    for layout in dict.fromkeys(offer.layout for offer in front(_in_time(terms, mixed))):
-        for budget in BUDGETS:
-            mixed += _with_budget(terms, layout, budget)
-    separate, notes = _separate(terms, seen)
+    mixed += _with_budgets(terms, list(dict.fromkeys(offer.layout for offer in front(_in_time(terms, mixed)))))
+    separate, notes = _separate(terms, seen) if theirs is None else theirs.result()
     offers = front(_in_time(terms, [*mixed, *separate]))[:MOST_SHOWN]
     wanted = case.workload.rate_per_s
     # What meets the targets at the lowest cost need not lie on the front of the figures above, so it joins it.
@@ -226,18 +227,25 @@ def _mixed(terms: Terms, one: Seen) -> list[Offer]:
     return offers
 
 
-def _with_budget(terms: Terms, layout: Layout, budget: int) -> list[Offer]:
-    """The layout with another token budget, where the engine and its memory allow one."""
-    case = terms.case._replace(options=replace(terms.case.options, max_batched_tokens=budget))
-    own = terms.case.engine.resolve(terms.case.options, case.model, case.cluster.accelerator, layout)
-    if own.max_batched_tokens == budget:
-        return []
-    memory = ledger(case.model, case.cluster, case.engine, layout, case.options, case.workload)
-    if memory.shortfall is not None:
-        return []
-    found: list[Seen] = []
-    evaluate(*_free(case), layout, memory, seen=collect(found, case))
-    return [offer for one in found for offer in _mixed(terms, one)]
+def _with_budgets(terms: Terms, layouts: Sequence[Layout]) -> list[Offer]:
+    """The layouts with other token budgets, where the engine and its memory allow them."""
+    base = terms.case
+    trials, tokens = [], []
+    for layout in layouts:
+        own = base.engine.resolve(base.options, base.model, base.cluster.accelerator, layout).max_batched_tokens
+        for budget in BUDGETS:
+            case = _free(base._replace(options=replace(base.options, max_batched_tokens=budget)))
+            if own == budget:
+                continue
+            memory = ledger(case.model, case.cluster, case.engine, layout, case.options, base.workload)
+            if memory.shortfall is None:
+                trials.append(trial(*case, layout, memory))
+                tokens.append(case.engine.resolve(case.options, case.model, case.cluster.accelerator, layout))
+    return [
+        offer
+        for one, settings, (_, points) in zip(trials, tokens, outcomes(trials), strict=True)
+        for offer in _mixed(terms, Seen(one.layout, points, settings.max_batched_tokens))
+    ]
 
 
 def _free(case: Case) -> Case:

@@ -70,6 +70,7 @@ class Inventory:
                 states.setdefault(state, []).append(layer.index)
         self.states = tuple((state, tuple(layers)) for state, layers in states.items())
         self.shards: dict[tuple[object, ...], dict[int, Shard]] = {}
+        self.parts: dict[tuple[object, ...], tuple[Held, ...]] = {}
         self._mixers = _positions(model.layers, "mixer")
         self._ffns = _positions(model.layers, "ffn")
         alike: dict[Layer, list[int]] = {}
@@ -138,15 +139,25 @@ def held(
     rank: int = 0,
     mtp: bool = False,
     convention: Convention | None = None,
-) -> list[Held]:
+) -> tuple[Held, ...]:
     """Weights one rank of a stage holds, by kind. mtp: whether the multi-token-prediction layers are loaded.
 
     convention: the engine's for this layout where it depends on it (`Engine.convention_for`).
     """
     rules, pad = convention or engine.convention, engine.defaults.vocab_pad
     # What a rank holds of a tensor depends on a few degrees only, and many layouts share them.
-    divided = (layout.tp, layout.cp, layout.dp_attn, layout.ep)
-    shards = stock.shards.setdefault((divided, split_rules(rules), pad, ep_rank, rank), {})
+    divided = (layout.tp, layout.cp, layout.dp_attn, layout.ep, split_rules(rules), pad, ep_rank, rank)
+    part = (divided, stage.first, stage.end, stage.is_first, stage.is_last, mtp)
+    if part not in stock.parts:
+        stock.parts[part] = _held(stock, stage, layout, rules, pad, ep_rank, rank, mtp, divided)
+    return stock.parts[part]
+
+
+def _held(
+    stock: Inventory, stage: Stage, layout: Layout, rules: Convention, pad: int, ep_rank: int, rank: int, mtp: bool,
+    divided: tuple[object, ...],
+) -> tuple[Held, ...]:  # fmt: skip
+    shards = stock.shards.setdefault(divided, {})
     result = []
     for index, kind in enumerate(stock.kinds):
         tensor = kind.tensor
@@ -158,7 +169,7 @@ def held(
         one = shards[index]
         whole = number * tensor.total_bytes
         result.append(Held(tensor.role, number * one.bytes, number * one.elements, one.over, tensor.dtype, whole))
-    return result
+    return tuple(result)
 
 
 def _copies(tensor: Tensor, kind: Kind, stage: Stage, stock: Inventory, mtp: bool) -> int:

@@ -56,9 +56,31 @@ def step_requests(batch: Num, layout: Layout, options: Options, given: Given = p
 
 def decode_step(workload: Workload, layout: Layout, options: Options, batch: Num, given: Given = plain) -> Batch:
     """The mean decode step: context is the prompt and half the output; drafted tokens are verified with the next."""
+    return _decoding(workload, options, step_requests(batch, layout, options, given), given)
+
+
+def _decoding(workload: Workload, options: Options, requests: Num, given: Given) -> Batch:
     context = given("context", workload.isl_tokens + workload.osl_tokens // 2, "tokens", "prompt and half the output")
-    requests = step_requests(batch, layout, options, given)
     return decode_batch(requests, context, new=verified(options, given))
+
+
+def _mean_step(workload: Workload, layout: Layout, options: Options, at_hand: Num, given: Given) -> Batch:
+    """The decode step of the fullest attention replica where so many requests are at hand on average.
+
+    Between whole numbers it is the mean of the two: batches in flight take turns, so their mean counts; attention
+    replicas wait for the fullest of them, whose requests are whole ones.
+    """
+    flight, lanes = in_flight(layout, options), layout.dp_attn
+    each = at_hand / given("batches_in_flight", flight, "", "of a replica") if flight > 1 else at_hand
+    if lanes == 1:
+        return _decoding(workload, options, named("requests_per_step", each, "requests"), given)
+    below = floor(each)
+    fewer, more = (ceil_div(n, given("attention_replicas", lanes, "", "dp_attn")) for n in (below, below + 1))
+    fullest = named("requests_per_step", fewer + (each - below) * (more - fewer), "requests", "on the fullest")
+    step = _decoding(workload, options, fullest, given)
+    if layout.cp > 1:
+        return step
+    return step._replace(everyone=named("everyone", times(each, step.parts[0].new), "tokens"))
 
 
 def verified(options: Options, given: Given = plain) -> Num:
@@ -95,7 +117,11 @@ def mixed_step(
     workload: Workload, layout: Layout, options: Options, max_batched_tokens: int, batch: Num, given: Given = plain
 ) -> Batch:
     """A prompt chunk that shares its step with the decoding requests; together within the token limit."""
-    decode = decode_step(workload, layout, options, batch, given).parts[0]
+    return _mixed(workload, layout, max_batched_tokens, decode_step(workload, layout, options, batch, given), given)
+
+
+def _mixed(workload: Workload, layout: Layout, max_batched_tokens: int, rows: Batch, given: Given) -> Batch:
+    decode = rows.parts[0]
     chunk, _, cached = prompt_chunks(workload, max_batched_tokens)
     # The request whose prompt it is does not decode yet.
     others = maximum(0, decode.requests - 1)
@@ -114,15 +140,14 @@ def _lone(batch: Batch, layout: Layout, rows: Num) -> Batch:
     return batch._replace(everyone=named("everyone", batch.parts[0].tokens + rows, "tokens"))
 
 
-def prompt_step(
-    workload: Workload, layout: Layout, options: Options, max_batched_tokens: int, batch: Num, rule: Batching, *,
-    full: bool = False, given: Given = plain,
+def _prompt_step(
+    workload: Workload, layout: Layout, max_batched_tokens: int, decode: Part, rule: Batching, *, full: bool,
+    given: Given,
 ) -> Batch:  # fmt: skip
     """The step a prompt's chunk is in as the engine makes it: beside rows, or alone while they wait.
 
     full: as many chunks as the token limit leaves room for, at least one; whole ones where prompts are not cut.
     """
-    decode = decode_step(workload, layout, options, batch, given).parts[0]
     chunk, _, cached = prompt_chunks(workload, max_batched_tokens)
     alone = rule.policy == "prefill-first"
     # The request whose prompt it is does not decode yet.
@@ -176,31 +201,53 @@ def request_seconds(engine: Engine, cluster: Cluster, workload: Workload, given:
     return named("taken_in", taken + tokens * each, "s", "from the client to the queue")
 
 
+class Replica(NamedTuple):
+    """A replica at a batch size before its rounds are settled. yields: tokens a row draws in a round."""
+
+    length: rounds.Lengths
+    load: rounds.Load
+    yields: Num
+    decode: GroupTime
+    mixed: GroupTime
+
+
 def operation(
-    model: Model,
-    layout: Layout,
-    engine: Engine,
-    cluster: Cluster,
-    workload: Workload,
-    options: Options,
-    batch: Num,
-    places: dict[str, Span] | None = None,
-    *,
-    given: Given = plain,
-) -> Operation:
-    """A replica decoding `batch` requests at once, with the prompts that keep it so."""
+    model: Model, layout: Layout, engine: Engine, cluster: Cluster, workload: Workload, options: Options, batch: Num,
+    places: dict[str, Span] | None = None, *, given: Given = plain,
+) -> Operation:  # fmt: skip
+    """A replica with `batch` requests at hand, and the prompts that keep it so."""
+    one = replica(model, layout, engine, cluster, workload, options, batch, places, given=given)
+    return _delivers(one, rounds.settle(one.length, one.load, given))
+
+
+def operations(replicas: Sequence[Replica]) -> list[Operation]:
+    """What each delivers, at arrays of batches: settled together, since a search asks for hundreds."""
+    settled = rounds.settled([(one.length, one.load) for one in replicas])
+    return [_delivers(one, seen) for one, seen in zip(replicas, settled, strict=True)]
+
+
+def _delivers(one: Replica, seen: rounds.Settled) -> Operation:
+    tpot = named("tpot", seen.round / one.yields, "s", "a token, or those kept, each round")
+    rate = named("rate", one.load.batch / seen.stay, "requests/s", "Little's law: one finishes for each that arrives")
+    return Operation(tpot, seen.ttft, rate, one.length.calm, one.decode, one.mixed)
+
+
+def replica(
+    model: Model, layout: Layout, engine: Engine, cluster: Cluster, workload: Workload, options: Options, batch: Num,
+    places: dict[str, Span] | None = None, *, given: Given = plain,
+) -> Replica:  # fmt: skip
+    """How long its rounds are, and what it has to do."""
     where_to, rule = places or spans(layout, cluster), engine.batching
     limit = engine.resolve(options, model, cluster.accelerator, layout).max_batched_tokens
-    batch = given("batch", batch, "requests", "requests decoding at once on the replica")
+    batch = given("batch", batch, "requests", "at hand on the replica, on average")
     flight = in_flight(layout, options)
-    decode = decode_step(workload, layout, options, batch, given)
+    decode = _mean_step(workload, layout, options, batch, given)
+    rows = decode.parts[0]
     # A quarter more rows: far enough to look over the steps in which kernels change, near enough for a slope.
-    extra = ceil_div(decode.parts[0].requests, 4) * (layout.dp_attn * flight)
-    drawn = [decode, decode_step(workload, layout, options, batch + extra, given)]
-    alone, full = (
-        prompt_step(workload, layout, options, limit, batch, rule, full=one, given=given) for one in (False, True)
-    )
-    together = [mixed_step(workload, layout, options, limit, batch, given)]
+    extra = ceil_div(rows.requests, 4) * (layout.dp_attn * flight)
+    drawn = [decode, _mean_step(workload, layout, options, batch + extra, given)]
+    alone, full = (_prompt_step(workload, layout, limit, rows, rule, full=one, given=given) for one in (False, True))
+    together = [_mixed(workload, layout, limit, decode, given)]
     wide = (
         [alone._replace(everyone=times(layout.dp_attn, alone.tokens))]
         if alone.everyone is not None and model.moe
@@ -247,10 +294,7 @@ def operation(
         taken_in=_taken_in(engine, cluster, workload, given),
         flight=flight, lanes=layout.dp_attn, alone=rule.policy == "prefill-first", ahead=rule.ahead, closed=closed,
     )  # fmt: skip
-    seen = rounds.settle(length, load, given)
-    tpot = named("tpot", seen.round / yields, "s", "a token, or those kept, each round")
-    rate = named("rate", batch / seen.stay, "requests/s", "Little's law: one finishes for each that arrives")
-    return Operation(tpot, seen.ttft, rate, round_s, calm, mixed)
+    return Replica(length, load, yields, calm, mixed)
 
 
 def _taken_in(engine: Engine, cluster: Cluster, workload: Workload, given: Given) -> Num:

@@ -27,9 +27,10 @@ def irregular(cluster: Cluster) -> bool:
     return cluster.detail is not None or bool(cluster.odd_nodes)
 
 
-def subject_of(case: Case, layout: Layout, batch: int, replicas: int) -> Subject:
+def subject_of(case: Case, layout: Layout, batch: int, replicas: int, at_hand: float = 0.0) -> Subject:
     """What a plan's figures are computed from, ranks on devices in order."""
-    return Subject(case.model, case.cluster, case.engine, layout, case.options, case.workload, batch, replicas)
+    model, cluster, engine, options, workload = case
+    return Subject(model, cluster, engine, layout, options, workload, batch, replicas, at_hand=at_hand)
 
 
 def ordered(about: Subject) -> tuple[Subject, tuple[str, ...]]:

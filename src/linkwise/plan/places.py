@@ -4,6 +4,7 @@ A group's place is the slowest tier it crosses and what links leave it; a call t
 implementation has of doing it there (plan/collective_time.py).
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -139,9 +140,20 @@ _SLOWER = {tier: at for at, tier in enumerate(Tier)}
 def span(layout: Layout, axis: str, cluster: Cluster, placement: tuple[int, ...] | None = None) -> Span:
     """The worst group of an axis. placement: device of each rank of the serving group; None = ranks on devices in
     order (innermost axis on neighbouring devices)."""
+    found = groups(layout, axis)
+    if placement is None:
+        return _worst(tuple(found), ById(cluster))
+    return _worst_of([tuple(placement[r] for r in ranks) for ranks in found], cluster)
+
+
+@lru_cache(maxsize=4096)  # layouts differ in a few axes only
+def _worst(found: tuple[tuple[int, ...], ...], key: ById[Cluster]) -> Span:
+    return _worst_of(found, key.value)
+
+
+def _worst_of(found: Sequence[tuple[int, ...]], cluster: Cluster) -> Span:
     worst = Span(Tier.DEVICE, 1)
-    for ranks in groups(layout, axis):
-        members = ranks if placement is None else tuple(placement[r] for r in ranks)
+    for members in found:
         one = group_span(members, cluster)
         if one != worst:
             worst = worse(worst, one)

@@ -12,7 +12,7 @@ from linkwise.core.schema import Frozen
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.ledger import ledger
-from linkwise.plan.operate import operation, prefill_step, prompt_chunks
+from linkwise.plan.operate import prefill_step, prompt_chunks, replica
 from linkwise.plan.time import group_seconds, spans
 from linkwise.workload.types import Workload
 
@@ -132,8 +132,8 @@ def pool_of(
     batches = np.unique(np.append(2 ** np.arange(0, 17), most))
     batches = batches[batches <= most]
     places = spans(layout, cluster)
-    at = operation(model, layout, engine, cluster, workload, options, batches, places)
-    rounds = np.broadcast_to(at.round, batches.shape)
+    at = replica(model, layout, engine, cluster, workload, options, batches, places)
+    rounds = np.broadcast_to(at.length.calm, batches.shape)
     # A larger batch is never quicker; cuts of a batch into whole requests per step make ripples.
     rounds = np.maximum.accumulate(rounds)
     alone = group_seconds(
@@ -146,7 +146,7 @@ def pool_of(
         ranks=layout.size,
         prefill_s=float(alone.token) + (chunks - 1) * float(alone.interval),
         prompt_s=cost,
-        ride_s=max(added, 1e-9),
+        ride_s=None if engine.batching.policy == "prefill-first" else max(added, 1e-9),
         steps=tuple((int(b), float(s)) for b, s in zip(batches, rounds, strict=True)),
         label=str(layout),
     )

@@ -12,9 +12,10 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
 from linkwise.core.units import show_bytes, show_time
 from linkwise.plan.choose import MARGIN, devices, has_load, order, resource_rank, total_rate
+from linkwise.plan.evaluate import evaluate
 from linkwise.plan.fit import Case
 from linkwise.plan.operate import decode_step, operation
-from linkwise.plan.search import Found, evaluate
+from linkwise.plan.search import Found
 from linkwise.plan.step import step_ops
 from linkwise.plan.time import place_of, spans
 from linkwise.plan.types import Candidate, Decision, Ledger, Rejection, Shortfall

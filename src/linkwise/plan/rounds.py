@@ -14,9 +14,12 @@ benchmarks/search_speed.py says how far all this and the simulator agree.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from linkwise.core.quantity import Given, Num, maximum, minimum, named, power, value_of
+import numpy as np
+
+from linkwise.core.quantity import Given, Num, maximum, minimum, named, plain, power, value_of
 
 # A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
 MAX_PROMPT_LOAD = 0.9
@@ -59,6 +62,9 @@ class Load(NamedTuple):
     alone: bool
     ahead: bool
     closed: bool
+
+
+MEASURES = 5  # fields of a load that are numbers; the others say of what kind a replica is
 
 
 class State(NamedTuple):
@@ -111,6 +117,27 @@ def settle(length: Lengths, load: Load, given: Given) -> Settled:
     source = f"settled in {TURNS} turns of the chain below: "
     recorded = (given(name, value, unit, source + note) for (name, unit, note), value in zip(words, state, strict=True))
     return _turn(length, load, State(*recorded))[1]
+
+
+def settled(cases: Sequence[tuple[Lengths, Load]]) -> list[Settled]:
+    """`settle` of many replicas, each at an array of batches: those of one kind are settled as one longer array."""
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for at, (_, load) in enumerate(cases):
+        kinds.setdefault(load[MEASURES:], []).append(at)
+    found: dict[int, Settled] = {}
+    for places in kinds.values():
+        lengths, loads = zip(*(cases[at] for at in places), strict=True)
+        sizes = [len(load.batch) for load in loads]
+        length = Lengths(*(_joined(column, sizes) for column in zip(*lengths, strict=True)))
+        measures = (_joined(column, sizes) for column in zip(*(load[:MEASURES] for load in loads), strict=True))
+        every = settle(length, Load(*measures, *loads[0][MEASURES:]), plain)
+        parts = zip(*(np.split(column, np.cumsum(sizes)[:-1]) for column in every), strict=True)
+        found |= {at: Settled(*part) for at, part in zip(places, parts, strict=True)}
+    return [found[at] for at in range(len(cases))]
+
+
+def _joined(values: Sequence[Num], sizes: Sequence[int]) -> Num:
+    return np.concatenate([np.broadcast_to(one, (size,)) for one, size in zip(values, sizes, strict=True)])
 
 
 def _turn(length: Lengths, load: Load, state: State) -> tuple[State, Settled]:

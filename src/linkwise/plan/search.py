@@ -1,54 +1,22 @@
 """Every layout the model, the engine and the cluster allow, each with the first resource that does not fit or with the
 point it operates at (DESIGN §2.4). Choosing among the feasible ones is choose.py's question."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import groupby, zip_longest
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-from msgspec.structs import replace
-
-from linkwise.cluster.types import Cluster, Tier
+from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
+from linkwise.plan.evaluate import Points, outcomes, trial
 from linkwise.plan.ledger import ledger
-from linkwise.plan.operate import operation
-from linkwise.plan.time import Span, spans
-from linkwise.plan.types import Candidate, Ledger, Point, Rejection, Shortfall
-from linkwise.workload.types import Targets, Workload
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-# Twelve batch sizes per layout: powers of two up to where an engine's defaults stop.
-BATCHES = tuple(2**i for i in range(12))
+from linkwise.plan.time import Span
+from linkwise.plan.types import Candidate, Ledger, Rejection, Shortfall
+from linkwise.workload.types import Workload
 
 DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep")
-
-
-Sizes = npt.NDArray[np.int64]
-
-
-class Points(NamedTuple):
-    """A layout at several batch sizes."""
-
-    sizes: Sizes
-    tpot: npt.NDArray[np.float64]
-    ttft: npt.NDArray[np.float64]
-    rate: npt.NDArray[np.float64]
-    meets_tpot: npt.NDArray[np.bool_]
-    meets_ttft: npt.NDArray[np.bool_]
-
-    def only(self, some: npt.NDArray[np.bool_]) -> "Points":
-        """Some of the sizes."""
-        return Points(
-            self.sizes[some], self.tpot[some], self.ttft[some], self.rate[some], self.meets_tpot[some],
-            self.meets_ttft[some],
-        )  # fmt: skip
 
 
 Order = Callable[[Layout, Ledger], dict[str, Span]]
@@ -57,8 +25,16 @@ Order = Callable[[Layout, Ledger], dict[str, Span]]
 class Other(Protocol):
     """A process that takes work, such as an executor."""
 
-    def submit(self, work: Callable[..., Any], /, *given: Any) -> "Future[Any]":
+    def submit(self, work: Callable[..., Any], /, *given: Any) -> "Promised":
         """Work with what it is given."""
+        ...
+
+
+class Promised(Protocol):
+    """What such a process was asked for, such as a future."""
+
+    def result(self) -> Any:
+        """What the work gives, or the error it raises."""
         ...
 
 
@@ -198,171 +174,14 @@ def _looks(
 
 
 def _looked(case: _Case, replicas: int | None, todo: Sequence[Layout], order: Order | None = None) -> list[_Look]:
-    found = []
-    for layout in todo:
-        memory = ledger(*case[:3], layout, *case[3:])
-        points: list[Points] = []
-
-        def keep(_: Layout, at: Points, into: list[Points] = points) -> None:
-            into.append(at)
-
-        places = order(layout, memory) if order else None
-        outcome = memory.shortfall or evaluate(*case, layout, memory, replicas, places, seen=keep)
-        found.append(_Look(memory, outcome, points[0] if points else None))
-    return found
+    ledgers = [ledger(*case[:3], layout, *case[3:]) for layout in todo]
+    trials = [
+        trial(*case, memory.layout, memory, replicas, order(memory.layout, memory) if order else None)
+        for memory in ledgers if memory.shortfall is None
+    ]  # fmt: skip
+    found = iter(outcomes(trials))
+    return [_Look(one, one.shortfall, None) if one.shortfall else _Look(one, *next(found)) for one in ledgers]
 
 
 def _illegal(reason: str, change: str) -> Shortfall:
     return Shortfall(resource="legality", rank=0, need=0, have=0, unit="", reason=reason, change=change)
-
-
-def crossing(layout: Layout, places: dict[str, Span]) -> str:
-    """The slowest tier a tensor group crosses."""
-    return places["tp"].tier.value if layout.tp > 1 else Tier.DEVICE.value
-
-
-def evaluate(
-    model: Model,
-    cluster: Cluster,
-    engine: Engine,
-    options: Options,
-    workload: Workload,
-    layout: Layout,
-    memory: Ledger,
-    replicas: int | None = None,
-    places: dict[str, Span] | None = None,
-    *,
-    exact: bool = False,
-    seen: Callable[[Layout, Points], None] | None = None,
-) -> Candidate | Shortfall:
-    """The point a fitting layout operates at, or the first target it misses. replicas, places as in `search`.
-
-    exact: at the smallest batch that carries the rate, not the next of the twelve. seen: as in `search`.
-    """
-    places = places or spans(layout, cluster)
-    available = replicas or cluster.size // layout.size
-    most = min(memory.requests, engine.resolve(options, model, cluster.accelerator, layout).max_seqs * layout.dp_attn)
-    grid: Sizes = np.array(BATCHES)
-    if workload.concurrency is not None:
-        # So many requests and no more: replicas beyond them would idle.
-        available = min(available, workload.concurrency)
-        most = min(most, -(-workload.concurrency // available))
-        grid = grid if workload.rate_per_s is not None else np.array([most])
-
-    def at(sizes: Sizes) -> Points:
-        found = operation(model, layout, engine, cluster, workload, options, sizes, places)
-        tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (found.tpot, found.ttft, found.rate))
-        targets = workload.targets
-        return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
-
-    sizes = np.unique(np.minimum(grid, most))
-    points = at(sizes) if workload.targets == Targets() else _refined(at, sizes)
-    if seen is not None:
-        seen(layout, points)
-    good = points.meets_tpot & points.meets_ttft
-    if not good.any():
-        return _missed(points, workload, places, layout)
-    settled = _settle(points, good, available, workload)
-    if exact and not isinstance(settled, Shortfall):
-        points, good = _closer(at, points, good, settled[0])
-        settled = _settle(points, good, available, workload)
-    if isinstance(settled, Shortfall):
-        return replace(settled, change=settled.change.format(size=layout.size))
-    point, max_rate, used = settled
-    return Candidate(
-        layout=layout,
-        replicas=used if replicas is None else replicas,
-        group_size=layout.size,
-        max_rate_per_s=max_rate,
-        requests=memory.requests,
-        point=point,
-        kv_tokens=memory.kv_tokens,
-        weights_bytes_per_rank=max(r.bytes_of("weights") for r in memory.ranks),
-        tier=crossing(layout, places),
-        stage_tier=places["stage"].tier.value,
-    )
-
-
-def _refined(at: Callable[[Sizes], Points], sizes: Sizes) -> Points:
-    """Points at these sizes; the largest inside the targets lies between two of them, so also at some between those.
-
-    Everything between is evaluated at once: a layout's time hardly grows with the number of its sizes.
-    """
-    between = [np.linspace(a, b, len(BATCHES)).astype(int) for a, b in pairwise(sizes.tolist())]
-    every = at(np.unique(np.concatenate([sizes, *between])))
-    good = every.meets_tpot & every.meets_ttft
-    shown = np.isin(every.sizes, sizes)
-    inside = np.flatnonzero(good & shown)
-    if len(inside) and inside[-1] < len(good) - 1:
-        last = int(np.searchsorted(sizes, every.sizes[inside[-1]]))
-        shown |= np.isin(every.sizes, between[last])
-    return every.only(shown)
-
-
-def _closer(
-    at: Callable[[Sizes], Points], points: Points, good: npt.NDArray[np.bool_], settled: Point
-) -> tuple[Points, npt.NDArray[np.bool_]]:
-    """All batches between the one settled at and the next smaller one known."""
-    last = int(np.searchsorted(points.sizes, settled.batch))
-    below = int(points.sizes[last - 1]) if last else 0
-    for _ in range(3):
-        sizes = np.unique(np.linspace(below + 1, settled.batch, len(BATCHES) + 1).astype(int))
-        between = at(sizes)
-        enough = between.rate >= settled.rate_per_s * (1 - 1e-9)
-        first = int(np.argmax(enough)) if enough.any() else len(sizes) - 1
-        below = int(sizes[first - 1]) if first else below
-        settled = replace(settled, batch=int(sizes[first]))
-    both = at(np.unique(np.append(points.sizes, settled.batch)))
-    return both, both.meets_tpot & both.meets_ttft
-
-
-def _settle(
-    points: Points, good: npt.NDArray[np.bool_], available: int, workload: Workload
-) -> tuple[Point, float, int] | Shortfall:
-    """Where a replica settles: the smallest batch that carries its share of the rate, else the best rate."""
-    best = int(np.argmax(np.where(good, points.rate, -1.0)))
-    max_rate, wanted = float(points.rate[best]), workload.rate_per_s
-    used = available if wanted is None else max(1, math.ceil(wanted / max_rate - 1e-9))
-    if used > available:
-        return Shortfall(
-            resource="rate",
-            rank=0,
-            need=wanted or 0.0,
-            have=max_rate * available,
-            unit="requests/s",
-            reason=f"{available} replica(s) sustain {max_rate:.2f} requests/s each within the targets",
-            change=f"{used} replicas of {{size}} devices",
-        )
-    offered = max_rate if wanted is None else wanted / used
-    enough = good & (points.rate >= offered * (1 - 1e-9))
-    i = int(np.argmax(enough)) if enough.any() else best
-    return (
-        Point(
-            batch=int(points.sizes[i]),
-            tpot_s=float(points.tpot[i]),
-            ttft_s=float(points.ttft[i]),
-            rate_per_s=offered,
-            tokens_per_s=offered * workload.osl_tokens,
-        ),
-        max_rate,
-        used,
-    )
-
-
-def _missed(points: Points, workload: Workload, places: dict[str, Span], layout: Layout) -> Shortfall:
-    """The first latency target that no batch size meets, or none together with the other."""
-    late = not points.meets_ttft.any()
-    resource = "ttft" if late else "tpot"
-    need = (workload.targets.ttft_s if late else workload.targets.tpot_s) or 0.0
-    have = points.ttft if late else points.tpot if not points.meets_tpot.any() else points.tpot[points.meets_ttft]
-    best, name = float(have.min()), resource.upper()
-    across = f"; tp {layout.tp} spans the {places['tp'].tier.value} tier" if layout.tp > 1 else ""
-    return Shortfall(
-        resource=resource,
-        rank=0,
-        need=need,
-        have=best,
-        unit="s",
-        reason=f"best {name} is {best * 1e3:.1f} ms against {need * 1e3:.1f} ms{across}",
-        change=f"a {name} target of {math.ceil(best * 1e5) / 100:g} ms, or more ranks in the group",
-    )

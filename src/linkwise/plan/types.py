@@ -126,13 +126,17 @@ class StepTime(Frozen, frozen=True, kw_only=True):
 
 
 class Point(Frozen, frozen=True, kw_only=True):
-    """A layout at one batch size: what a replica then delivers."""
+    """A layout at one batch size: what a replica then delivers.
+
+    at_hand: requests on average, which `batch` is rounded up from; 0 in files that do not say it: as many as batch.
+    """
 
     batch: int
     tpot_s: float
     ttft_s: float
     rate_per_s: float
     tokens_per_s: float
+    at_hand: float = 0.0
 
 
 class Rejection(Frozen, frozen=True, kw_only=True):

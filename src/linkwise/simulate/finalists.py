@@ -13,14 +13,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from linkwise.core.layout import Layout
-from linkwise.plan.build import plan as build
 from linkwise.plan.fit import Case
 from linkwise.plan.frontier import preference
 from linkwise.plan.frontier_types import Frontier, Offer
-from linkwise.plan.types import Plan
-from linkwise.simulate.of_plan import longest_of, pool_of, transfer_of
+from linkwise.plan.ledger import ledger
+from linkwise.plan.memory import within_length
+from linkwise.plan.ordering import irregular, ordered, subject_of
+from linkwise.simulate.of_plan import pool_for, transfer_for
 from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.run import simulate
+from linkwise.simulate.served import Served
 from linkwise.simulate.tables import constant
 from linkwise.simulate.trials import measured
 from linkwise.workload import lengths
@@ -89,9 +91,9 @@ def _order(offers: list[Offer], priced: bool) -> list[int]:
 
 
 def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
-    """The offer with what the event loop says; None when the plan of one of its sides cannot be made."""
-    decode = _plan(case, one, one.layout)
-    first = _plan(prefill or case, one, one.prefill_layout) if one.prefill_layout is not None else None
+    """The offer with what the event loop says; None when the groups of one of its sides do not fit."""
+    decode = _group(case, one, one.layout)
+    first = _group(prefill or case, one, one.prefill_layout) if one.prefill_layout is not None else None
     if decode is None or (first is None and one.prefill_layout is not None):
         return None
     if first is None:
@@ -105,13 +107,13 @@ def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
     load = _load(decode, users, part)
     run = Run() if part is not None else Run(users=users)
     if first is None:
-        pools = [pool_of(decode, load, replicas=1)[0]]
+        pools = [pool_for(decode, load, role="both", replicas=1)[0]]
     else:
         pools = [
-            pool_of(first, load, role="prefill", replicas=counts[0])[0],
-            pool_of(decode, load, role="decode", replicas=counts[1])[0],
+            pool_for(first, load, role="prefill", replicas=counts[0])[0],
+            pool_for(decode, load, role="decode", replicas=counts[1])[0],
         ]
-        moved = transfer_of(first, decode, load, replicas=(1, 1), shared=prefill is None)
+        moved = transfer_for(first, decode, load, replicas=(1, 1), shared=prefill is None)
         run = replace(run, transfer=moved[0])
     kept = measured(simulate(pools, load, run).requests)
     several = kept[kept["output"] > 1]
@@ -125,18 +127,28 @@ def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
     return replace(one, simulated_tpot_s=tpot, simulated_ttft_s=ttft, simulated_rate_per_s=rate, meets=meets)
 
 
-def _plan(case: Case, one: Offer, layout: Layout) -> Plan | None:
-    """The plan of one side, at the offer's policy."""
+def _group(case: Case, one: Offer, layout: Layout) -> Served | None:
+    """A group of one side, at the offer's policy."""
     free = replace(case.workload, rate_per_s=None, concurrency=None, targets=Targets())
     options = replace(case.options, max_batched_tokens=one.max_batched_tokens or case.options.max_batched_tokens)
-    found = build(case.model, case.cluster, case.engine, options, free, fixed=layout.degrees(), replicas=1)
-    return found if isinstance(found, Plan) else None
+    load = within_length(case.model, options, free)
+    memory = ledger(case.model, case.cluster, case.engine, layout, options, load)
+    if memory.shortfall is not None:
+        return None
+    grid = None
+    if irregular(case.cluster):
+        at = case._replace(options=options, workload=load)
+        grid = ordered(subject_of(at, layout, one.batch, 1))[0].grid
+    resolved = case.engine.resolve(options, case.model, case.cluster.accelerator, layout)
+    return Served(
+        case.model, case.cluster, case.engine, layout, options, resolved, grid, memory.kv_tokens, memory.requests, load
+    )  # fmt: skip
 
 
-def _load(plan: Plan, users: int, rate_per_s: float | None) -> Requests:
+def _load(group: Served, users: int, rate_per_s: float | None) -> Requests:
     """Of so many users, all there at once, or at a rate (Poisson)."""
     number = min(max(EACH * users, LEAST), LIMIT)
-    work, most = plan.workload, longest_of(plan) // 2
+    work, most = group.workload, min(group.resolved.max_model_len, group.model.max_len) // 2
     columns = [
         lengths.tokens(
             Lengths(mean=mean, kind="uniform", low=SCATTER[0], high=SCATTER[1], most=most), number, 0, stream

@@ -3,7 +3,6 @@
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
-from linkwise.plan.engine_of import engine_of
 from linkwise.plan.handoff_pools import Side, handover
 from linkwise.plan.operate import in_flight
 from linkwise.plan.time import US
@@ -60,11 +59,16 @@ def pool_of(
     plan: Plan, load: Requests, *, role: str = "both", replicas: int | None = None
 ) -> tuple[Pool, tuple[str, ...]]:
     """A pool of the plan's replicas for these requests, and what of it is not exact."""
-    rules, notes = rules_of(plan)
+    return pool_for(served(plan), load, role=role, replicas=replicas or plan.replicas)
+
+
+def pool_for(what: Served, load: Requests, *, role: str, replicas: int) -> tuple[Pool, tuple[str, ...]]:
+    """A pool of such groups for these requests, and what of it is not exact."""
+    rules, notes = rules_for(what)
     if role == "decode":  # its requests come from the other pool
         rules = replace(rules, front_s=0.0, front_each_s=0.0, front_prompt_s=0.0)
-    tables = tables_for(served(plan), rules, load)
-    return Pool(rules, tables, replicas or plan.replicas, role, f"{plan.layout}, {plan.cluster.name}"), notes
+    tables = tables_for(what, rules, load)
+    return Pool(rules, tables, replicas, role, f"{what.layout}, {what.cluster.name}"), notes
 
 
 def tables_for(what: Served, rules: Rules, load: Requests, *, coarse: bool = False) -> Tables:
@@ -88,14 +92,22 @@ def transfer_of(
             f"{prefill.model.name} and {decode.model.name}", where="pools", expected="the same model on both sides"
         )
     counts = replicas or (prefill.replicas, decode.replicas)
-    sides = [Side(p.cluster, p.layout, n) for p, n in zip((prefill, decode), counts, strict=True)]
     if shared is None:
+        sides = [Side(p.cluster, p.layout, n) for p, n in zip((prefill, decode), counts, strict=True)]
         same, room = prefill.cluster == decode.cluster, decode.cluster.size
         shared = same and sum(side.devices for side in sides) <= room
+    return transfer_for(served(prefill), served(decode), load, replicas=counts, shared=shared)
+
+
+def transfer_for(
+    prefill: Served, decode: Served, load: Requests, *, replicas: tuple[int, int], shared: bool
+) -> tuple[Transfer, tuple[str, ...]]:
+    """`transfer_of` two kinds of groups of one model."""
+    sides = [Side(one.cluster, one.layout, n) for one, n in zip((prefill, decode), replicas, strict=True)]
     middle = max(2, int(load.input_tokens.mean()))
     seen = [
         handover(
-            decode.model, *sides, shared=shared, prompt_tokens=tokens, engine=engine_of(decode),
+            decode.model, *sides, shared=shared, prompt_tokens=tokens, engine=decode.engine,
             kv_dtype=decode.options.kv_dtype or "auto",
         )
         for tokens in (middle, 2 * middle)

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from linkwise.core.layout import Layout
 from linkwise.engine import registry
+from linkwise.plan.evaluate import BATCHES, Points
 from linkwise.plan.explain import subject
 from linkwise.plan.operate import operation
-from linkwise.plan.search import BATCHES, Points, search
+from linkwise.plan.search import search
 from linkwise.plan.types import Plan, Rejection
 from linkwise.report.page.types import Tried
 

@@ -1,0 +1,242 @@
+"""What a layout that fits delivers: at twelve batch sizes, where it settles, or the first target it misses."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from linkwise.cluster.types import Cluster, Tier
+from linkwise.core.layout import Layout
+from linkwise.engine.base import Engine, Options
+from linkwise.model.types import Model
+from linkwise.plan.operate import Operation, Replica, operations, replica
+from linkwise.plan.time import Span, spans
+from linkwise.plan.types import Candidate, Ledger, Point, Shortfall
+from linkwise.workload.types import Targets, Workload
+
+# Twelve batch sizes per layout: powers of two up to where an engine's defaults stop.
+BATCHES = tuple(2**i for i in range(12))
+
+Sizes = npt.NDArray[np.int64]
+
+
+class Points(NamedTuple):
+    """A layout at several batch sizes."""
+
+    sizes: Sizes
+    tpot: npt.NDArray[np.float64]
+    ttft: npt.NDArray[np.float64]
+    rate: npt.NDArray[np.float64]
+    meets_tpot: npt.NDArray[np.bool_]
+    meets_ttft: npt.NDArray[np.bool_]
+
+    def only(self, some: npt.NDArray[np.bool_]) -> "Points":
+        """Some of the sizes."""
+        return Points(
+            self.sizes[some], self.tpot[some], self.ttft[some], self.rate[some], self.meets_tpot[some],
+            self.meets_ttft[some],
+        )  # fmt: skip
+
+
+def crossing(layout: Layout, places: dict[str, Span]) -> str:
+    """The slowest tier a tensor group crosses."""
+    return places["tp"].tier.value if layout.tp > 1 else Tier.DEVICE.value
+
+
+class Trial(NamedTuple):
+    """A layout that fits, before it is known what it delivers. available: replicas of it. shown: batch sizes it is
+    looked at; sizes: those and some between them. at: what a replica does at other sizes; replica: at `sizes`."""
+
+    workload: Workload
+    layout: Layout
+    memory: Ledger
+    places: dict[str, Span]
+    replicas: int | None
+    available: int
+    shown: Sizes
+    sizes: Sizes
+    at: Callable[[npt.NDArray[Any]], Replica]
+    replica: Replica
+
+
+def evaluate(
+    model: Model,
+    cluster: Cluster,
+    engine: Engine,
+    options: Options,
+    workload: Workload,
+    layout: Layout,
+    memory: Ledger,
+    replicas: int | None = None,
+    places: dict[str, Span] | None = None,
+    *,
+    exact: bool = False,
+) -> Candidate | Shortfall:
+    """The point a fitting layout operates at, or the first target it misses. replicas, places as in `search`.
+
+    exact: with as many requests at hand as carry the rate on average, not the next of the twelve batch sizes.
+    """
+    one = trial(model, cluster, engine, options, workload, layout, memory, replicas, places)
+    (found, points), *_ = outcomes([one])
+    if not exact or not isinstance(found, Candidate):
+        return found
+    return _outcome(one, _closer(one, points, found.point))
+
+
+def trial(
+    model: Model, cluster: Cluster, engine: Engine, options: Options, workload: Workload, layout: Layout,
+    memory: Ledger, replicas: int | None = None, places: dict[str, Span] | None = None,
+) -> Trial:  # fmt: skip
+    """What `outcomes` judges. Arguments as in `evaluate`."""
+    where_to = places or spans(layout, cluster)
+    available = replicas or cluster.size // layout.size
+    most = min(memory.requests, engine.resolve(options, model, cluster.accelerator, layout).max_seqs * layout.dp_attn)
+    grid: Sizes = np.array(BATCHES)
+    if workload.concurrency is not None:
+        # So many requests and no more: replicas beyond them would idle.
+        available = min(available, workload.concurrency)
+        most = min(most, -(-workload.concurrency // available))
+        grid = grid if workload.rate_per_s is not None else np.array([most])
+    shown = np.unique(np.minimum(grid, most))
+    sizes = shown if workload.targets == Targets() else np.unique(np.concatenate([shown, *_between(shown)]))
+
+    def at(batch: npt.NDArray[Any]) -> Replica:
+        return replica(model, layout, engine, cluster, workload, options, batch, where_to)
+
+    return Trial(workload, layout, memory, where_to, replicas, available, shown, sizes, at, at(sizes))
+
+
+def outcomes(trials: Sequence[Trial]) -> list[tuple[Candidate | Shortfall, Points]]:
+    """What each delivers at its best, or the first target it misses; and its batches."""
+    found = operations([one.replica for one in trials])
+    points = [_refined(one, _points(one, one.sizes, each)) for one, each in zip(trials, found, strict=True)]
+    return [(_outcome(one, each), each) for one, each in zip(trials, points, strict=True)]
+
+
+def _points(one: Trial, sizes: npt.NDArray[Any], found: Operation) -> Points:
+    tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (found.tpot, found.ttft, found.rate))
+    targets = one.workload.targets
+    return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
+
+
+def _outcome(one: Trial, points: Points) -> Candidate | Shortfall:
+    layout, memory = one.layout, one.memory
+    good = points.meets_tpot & points.meets_ttft
+    if not good.any():
+        return _missed(points, one.workload, one.places, layout)
+    settled = _settle(points, good, one.available, one.workload)
+    if isinstance(settled, Shortfall):
+        return replace(settled, change=settled.change.format(size=layout.size))
+    point, max_rate, used = settled
+    return Candidate(
+        layout=layout,
+        replicas=used if one.replicas is None else one.replicas,
+        group_size=layout.size,
+        max_rate_per_s=max_rate,
+        requests=memory.requests,
+        point=point,
+        kv_tokens=memory.kv_tokens,
+        weights_bytes_per_rank=max(r.bytes_of("weights") for r in memory.ranks),
+        tier=crossing(layout, one.places),
+        stage_tier=one.places["stage"].tier.value,
+    )
+
+
+def _between(shown: Sizes) -> list[Sizes]:
+    """Sizes between each of them and the next: a layout's time hardly grows with the number of its sizes."""
+    return [np.linspace(a, b, len(BATCHES)).astype(int) for a, b in pairwise(shown.tolist())]
+
+
+def _refined(one: Trial, every: Points) -> Points:
+    """Points at the sizes to look at; the largest inside the targets lies between two of them, so those between too."""
+    if len(one.sizes) == len(one.shown):
+        return every
+    good = every.meets_tpot & every.meets_ttft
+    places = np.searchsorted(one.sizes, one.shown)
+    kept = np.zeros(len(one.sizes), bool)
+    kept[places] = True
+    inside = np.flatnonzero(good[places])
+    if len(inside) and inside[-1] < len(places) - 1:
+        last = int(inside[-1])
+        kept[places[last] : places[last + 1]] = True
+    return every.only(kept)
+
+
+def _closer(one: Trial, points: Points, settled: Point) -> Points:
+    """The points, and the one that carries the rate: found between the batch settled at and the next smaller one known.
+
+    Where a rate is asked, requests at hand are a mean, which need not be a whole number.
+    """
+    last, wanted = int(np.searchsorted(points.sizes, settled.batch)), settled.rate_per_s
+    whole = one.workload.rate_per_s is None
+    below, above = float(points.sizes[last - 1]) if last else 0.0, float(settled.batch)
+    found: list[float] = []
+    for _ in range(3):
+        sizes = np.linspace(below, above, len(BATCHES) + 1)
+        sizes = np.unique(np.ceil(sizes[1:])) if whole else sizes[1:]
+        rates = operations([one.at(sizes)])[0].rate
+        enough = rates >= wanted * (1 - 1e-9)
+        first = int(np.argmax(enough)) if enough.any() else len(sizes) - 1
+        if first and not whole:
+            share = (wanted - rates[first - 1]) / (rates[first] - rates[first - 1])
+            found = [float(sizes[first - 1] + share * (sizes[first] - sizes[first - 1]))]
+        below, above = float(sizes[first - 1]) if first else below, float(sizes[first])
+    sizes = np.unique(np.concatenate([points.sizes, found, [above]]))
+    return _points(one, sizes, operations([one.at(sizes)])[0])
+
+
+def _settle(
+    points: Points, good: npt.NDArray[np.bool_], available: int, workload: Workload
+) -> tuple[Point, float, int] | Shortfall:
+    """Where a replica settles: the fewest requests at hand that carry its share of the rate, else the best rate."""
+    best = int(np.argmax(np.where(good, points.rate, -1.0)))
+    max_rate, wanted = float(points.rate[best]), workload.rate_per_s
+    used = available if wanted is None else max(1, math.ceil(wanted / max_rate - 1e-9))
+    if used > available:
+        return Shortfall(
+            resource="rate",
+            rank=0,
+            need=wanted or 0.0,
+            have=max_rate * available,
+            unit="requests/s",
+            reason=f"{available} replica(s) sustain {max_rate:.2f} requests/s each within the targets",
+            change=f"{used} replicas of {{size}} devices",
+        )
+    offered = max_rate if wanted is None else wanted / used
+    enough = good & (points.rate >= offered * (1 - 1e-9))
+    i = int(np.argmax(enough)) if enough.any() else best
+    return (
+        Point(
+            batch=math.ceil(points.sizes[i]),
+            at_hand=float(points.sizes[i]),
+            tpot_s=float(points.tpot[i]),
+            ttft_s=float(points.ttft[i]),
+            rate_per_s=offered,
+            tokens_per_s=offered * workload.osl_tokens,
+        ),
+        max_rate,
+        used,
+    )
+
+
+def _missed(points: Points, workload: Workload, places: dict[str, Span], layout: Layout) -> Shortfall:
+    """The first latency target that no batch size meets, or none together with the other."""
+    late = not points.meets_ttft.any()
+    resource = "ttft" if late else "tpot"
+    need = (workload.targets.ttft_s if late else workload.targets.tpot_s) or 0.0
+    have = points.ttft if late else points.tpot if not points.meets_tpot.any() else points.tpot[points.meets_ttft]
+    best, name = float(have.min()), resource.upper()
+    across = f"; tp {layout.tp} spans the {places['tp'].tier.value} tier" if layout.tp > 1 else ""
+    return Shortfall(
+        resource=resource,
+        rank=0,
+        need=need,
+        have=best,
+        unit="s",
+        reason=f"best {name} is {best * 1e3:.1f} ms against {need * 1e3:.1f} ms{across}",
+        change=f"a {name} target of {math.ceil(best * 1e5) / 100:g} ms, or more ranks in the group",
+    )
