@@ -71,10 +71,11 @@ def capacity(
     months: float | None = None, peak_factor: float = 1.0, failures: int = 1, failure_of: str | None = None,
     percentile: float = 99.0, ttft: Text = None, tpot: Text = None, isl: int | None = None, osl: int | None = None,
     requests: int | None = None, arrivals: str | None = None, lengths: str | None = None, long: str | None = None,
-    router: str = "least", seed: int = 0, progress: Progress | None = None,
+    prefill: "str | Path | Plan | None" = None, router: str = "least", seed: int = 0, progress: Progress | None = None,
 ) -> "Capacity":  # fmt: skip
     """How many of the plan's replicas hold the load when it has grown and some are gone? percentile: in percent.
 
+    prefill: the plan of a prefill pool; `plan` is then the decode pool, and both are counted.
     Raises InputError for words that say no load, and for traces and plans that cannot be.
     """
     from linkwise.simulate.capacity import Wanted
@@ -96,7 +97,10 @@ def capacity(
         trace=workload, number=number, arrivals=arrivals or None, spread=lengths or None, long=long or None, isl=isl,
         osl=osl,
     )  # fmt: skip
-    return decide(shaped, wanted, asked, Run(seed=seed, router=router), progress=progress)
+    return decide(
+        shaped, wanted, asked, Run(seed=seed, router=router), prefill=None if prefill is None else plan_of(prefill),
+        progress=progress,
+    )  # fmt: skip
 
 
 def autoscale(plan: "str | Path | Plan", rules: "Sequence[Rule] | str | Path", **words: object) -> "Autoscaled":

@@ -14,6 +14,7 @@ from linkwise.cli_load import (
     Long,
     Number,
     Osl,
+    Prefill,
     Rate,
     Router,
     Seed,
@@ -58,6 +59,7 @@ def capacity(
     arrivals: Arrivals = "",
     lengths: Spread = "",
     long: Long = "",
+    prefill: Prefill = "",
     router: Router = "least",
     seed: Seed = 0,
     *,
@@ -73,8 +75,7 @@ def capacity(
             plan, rate=rate, workload=workload, growth=growth, months=months, peak_factor=peak_factor,
             failures=failures, failure_of=failure_of or None, percentile=percentile, ttft=ttft, tpot=tpot,
             isl=isl, osl=osl, requests=requests, arrivals=arrivals, lengths=lengths, long=long,
-            router=router, seed=seed,
-            progress=progress,
+            prefill=prefill or None, router=router, seed=seed, progress=progress,
         )  # fmt: skip
     if json:
         print_json(found)

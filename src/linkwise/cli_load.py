@@ -31,6 +31,10 @@ Long = Annotated[
 Seed = Annotated[int, typer.Option(help="same seed, same result", rich_help_panel=LOAD)]
 Target = Annotated[str, typer.Option(help="target", metavar="TIME", rich_help_panel=LOAD)]
 Router = Annotated[str, typer.Option(help="least (load), round-robin, random or prefix", rich_help_panel=POOLS)]
+Prefill = Annotated[
+    str, typer.Option(help="plan of a prefill pool; the first plan is then the decode pool", metavar="PLAN",
+                      rich_help_panel=POOLS),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=OUT)]
 Steps = Annotated[int | None, typer.Option("--steps", help="most steps of the timeline, 100,000", rich_help_panel=OUT)]
 

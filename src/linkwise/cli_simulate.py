@@ -16,6 +16,7 @@ from linkwise.cli_load import (
     Long,
     Number,
     Osl,
+    Prefill,
     Rate,
     Router,
     Seed,
@@ -51,10 +52,7 @@ def simulate(
     replicas: Annotated[
         int | None, typer.Option(help="so many, in place of the plan's", rich_help_panel=POOLS)
     ] = None,
-    prefill: Annotated[
-        str, typer.Option(help="plan of a prefill pool; the first plan is then the decode pool", metavar="PLAN",
-                          rich_help_panel=POOLS),
-    ] = "",
+    prefill: Prefill = "",
     router: Router = "least",
     max_waiting: Annotated[
         int, typer.Option(help="longest queue of a replica, 0 = no limit", rich_help_panel=POOLS)

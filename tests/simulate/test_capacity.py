@@ -22,7 +22,7 @@ from linkwise.simulate.capacity import growth
 from linkwise.simulate.failures import enough, lost
 from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.tables import constant
-from linkwise.simulate.trials import Trials, most_rate, smallest
+from linkwise.simulate.trials import Trials, fewest, most_rate, smallest
 from linkwise.workload.arrivals import Arrivals, times
 from linkwise.workload.requests import Requests, requests
 from linkwise.workload.types import Targets
@@ -49,15 +49,16 @@ def test_the_fewest_replicas_are_those_of_the_m_d_1_queue() -> None:
     share = {n: waits_at_most(3.0, 4.0 / n) for n in (5, 6, 7)}
     assert share[5] < 0.85
     assert 0.90 < share[6] < 0.93
-    trials = Trials(Pool(ONE, constant(1.0)), load(60_000, 4.0), Run(router="random"), Targets(ttft_s=4.0), 0.9)
+    router = Run(router="random")
+    trials = Trials([Pool(ONE, constant(1.0))], load(60_000, 4.0), lambda _: router, Targets(ttft_s=4.0), 0.9)
     for start in (1, 6, 20):
-        assert smallest(lambda n: not trials.at(n, 4.0).missed, start, 100) == 6
-    assert "TTFT p90" in " ".join(trials.at(5, 4.0).missed)
+        assert smallest(lambda n: not trials.at((n,), 4.0).missed, start, 100) == 6
+    assert "TTFT p90" in " ".join(trials.at((5,), 4.0).missed)
 
 
 def test_the_rate_one_server_holds_is_the_m_d_1_queue_s() -> None:
-    trials = Trials(Pool(ONE, constant(1.0)), load(200_000, 0.5), Run(), Targets(ttft_s=4.0), 0.9)
-    found = most_rate(lambda rate: not trials.at(1, rate).missed, 0.5)
+    trials = Trials([Pool(ONE, constant(1.0))], load(200_000, 0.5), lambda _: Run(), Targets(ttft_s=4.0), 0.9)
+    found = most_rate(lambda rate: not trials.at((1,), rate).missed, 0.5)
     low, high = 0.1, 0.99
     for _ in range(40):
         middle = (low + high) / 2
@@ -72,8 +73,8 @@ def test_the_rate_servers_that_share_a_queue_hold_is_the_m_m_c_queue_s() -> None
     c, grid = 4, 0.005
     answers = np.random.Generator(np.random.Philox(6)).geometric(1 / 200, 150_000)
     pool = Pool(Rules(max_seqs=c, prefix_cache=False), constant(grid))
-    trials = Trials(pool, load(150_000, 2.0, answers), Run(), Targets(ttft_s=1.0 + 1.5 * grid), 0.9)
-    found = most_rate(lambda rate: not trials.at(1, rate).missed, 3.0)
+    trials = Trials([pool], load(150_000, 2.0, answers), lambda _: Run(), Targets(ttft_s=1.0 + 1.5 * grid), 0.9)
+    found = most_rate(lambda rate: not trials.at((1,), rate).missed, 3.0)
 
     def share_late(a: float) -> float:
         blocked = a**c / math.factorial(c) * c / (c - a)
@@ -103,7 +104,7 @@ def test_a_number_counts_when_the_next_one_holds_as_well(good: set[int], start: 
 
 
 def test_a_request_alone_that_is_late_is_seen() -> None:
-    trials = Trials(Pool(ONE, constant(1.0)), load(100, 50.0), Run(), Targets(ttft_s=0.9), 0.99)
+    trials = Trials([Pool(ONE, constant(1.0))], load(100, 50.0), lambda _: Run(), Targets(ttft_s=0.9), 0.99)
     assert trials.alone().missed == ("TTFT p99 1 s against 900 ms",)
     assert trials.alone().ttft_s == pytest.approx(1.0)
 
@@ -216,3 +217,71 @@ def test_bad_input_is_named(linkwise: Shell, words: str, said: str) -> None:
     ran = linkwise(f"capacity p.json --rate 5/s {words}")
     assert ran.code == 2
     assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ((4, 1), (2, 5)),  # 13 devices; (3, 4) takes 16, (4, 3) 19
+        ((1, 4), (4, 3)),  # 16 devices; (3, 4) takes 19, (2, 5) 22
+    ],
+)
+def test_two_pools_take_the_fewest_devices_that_hold(sizes: tuple[int, int], found: tuple[int, int]) -> None:
+    def holds(counts: tuple[int, ...]) -> bool:  # two and three at least, and seven together
+        return counts[0] >= 2 and counts[1] >= 3 and sum(counts) >= 7
+
+    for start in ((1, 1), (2, 9), (30, 2)):
+        assert fewest(holds, start, 50, sizes) == found
+    assert fewest(holds, (1, 1), 2, sizes) is None
+
+
+def test_the_fewest_of_two_pools_are_what_each_serves() -> None:
+    # Prompts take a prefill replica 1 s each. Answers of eight tokens at 0.5 s take a row eight steps, and one more
+    # until the next prompt's KV has come to it: two rows serve 2 / 4.5 s. Requests come evenly at 2.4/s: three prefill
+    # replicas, and 5.4, so six, for decode.
+    rows = Rules(max_seqs=2, prefix_cache=False)
+    pools = [Pool(ONE, constant(1.0), role="prefill"), Pool(rows, constant(0.5), role="decode")]
+    asked = requests(np.arange(600) / 2.4, np.full(600, 10), np.full(600, 8))
+    trials = Trials(pools, asked, lambda _: Run(), Targets(), 0.9, 2.4)
+    assert fewest(lambda n: not trials.at(n, 2.4).missed, (1, 1), 100, (1, 1)) == (3, 6)
+    assert "saturated" in trials.at((2, 6), 2.4).missed[0]
+    assert "saturated" in trials.at((3, 5), 2.4).missed[0]
+    # A prompt alone takes 1 s, and its first token half a second more.
+    assert trials.alone().ttft_s == pytest.approx(1.5)
+    # Two of six decode replicas die: what they had goes through prefill again, and TTFT grows.
+    assert trials.failing((3, 6), 1, 2, 2.4) > trials.at((3, 6), 2.4).ttft_s
+
+
+POOLS = "--rate 40/s --requests 1500 --ttft 300ms --tpot 15ms"
+
+
+def test_a_prefill_and_a_decode_pool_are_both_counted(linkwise: Shell) -> None:
+    ran = linkwise(f"capacity p.json --prefill p.json {POOLS} --failure-of replica --json")
+    found = json.loads(ran.out)
+    prefill, decode = found["pools"]
+    assert (prefill["role"], decode["role"]) == ("prefill", "decode")
+    assert [pool["lost"] for pool in found["pools"]] == [1, 1]
+    assert found["replicas"] == prefill["replicas"] + decode["replicas"] == found["devices"]
+    # Without one of a pool the other is whole, and the rate is held.
+    assert prefill["failed"]["by_pool"] == [prefill["replicas"] - 1, decode["replicas"]]
+    assert decode["failed"]["by_pool"] == [prefill["replicas"], decode["replicas"] - 1]
+    assert min(pool["failed"]["rate_per_s"] for pool in found["pools"]) == found["failed"]["rate_per_s"] >= 40
+    assert ran.code == (0 if found["devices"] <= 8 else 1)
+    screen = " ".join(linkwise(f"capacity p.json --prefill p.json {POOLS} --failure-of replica").out.split())
+    assert f"prefill {prefill['replicas']} = {prefill['replicas'] - 1} that carry the load + 1 that go with 1" in screen
+    assert f"without 1 decode {prefill['replicas']} + {decode['replicas'] - 1}" in screen
+    # Where nodes fail, each pool has nodes of its own: two of four devices each, of which one is left.
+    nodes = json.loads(linkwise(f"capacity p.json --prefill p.json {POOLS} --json").out)
+    assert [pool["nodes"] for pool in nodes["pools"]] == [2, 2]
+    assert (nodes["nodes_left"], nodes["shortfall"]["have"]) == (-2, 8)
+    assert nodes["changes"][0] == "2 more nodes of 4 devices"
+
+
+def test_pools_on_two_kinds_of_hardware_are_counted_on_their_own(linkwise: Shell) -> None:
+    plan = "plan llama-3.1-8b --on 4xl40s --tp 1 --isl 1000 --osl 100 --rate 5/s -o l40s.json"
+    assert linkwise(plan).code == 0
+    words = "capacity p.json --prefill l40s.json --rate 6/s --requests 1000 --failure-of replica"
+    found = json.loads(linkwise(f"{words} --json").out)
+    assert [pool["cluster"] for pool in found["pools"]] == ["4xl40s", "2x4xh100-sxm"]
+    assert found["devices_left"] == 4 + 8 - found["devices"]
+    assert "of 4xl40s (1 nodes)" in linkwise(words).out

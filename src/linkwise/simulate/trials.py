@@ -1,7 +1,8 @@
-"""Runs of a pool at one number of replicas and one rate after another, judged at exact percentiles."""
+"""Runs of pools at one number of replicas and one rate after another, judged at exact percentiles."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.core.units import show_time
+from linkwise.simulate.fleet import Counts
 from linkwise.simulate.rules import Fault, Pool, Run
 from linkwise.simulate.run import simulate
 from linkwise.simulate.state import DONE, Array
@@ -31,48 +33,53 @@ class Seen(NamedTuple):
 
 
 class Trials:
-    """Runs of a pool under these requests, sped up or slowed down. share: the percentile, 0.99 = 99 of 100 requests.
+    """Runs of pools under these requests, sped up or slowed down. share: the percentile, 0.99 = 99 of 100 requests.
 
-    drawn_per_s: the rate that they were drawn at, None for a trace. runs: how many were made; one asked for again
-    is not made again.
+    run: how so many replicas are driven. drawn_per_s: the rate that the requests were drawn at, None for a trace.
+    runs: how many were made; one asked for again is not made again.
     """
 
     def __init__(
-        self, pool: Pool, load: Requests, run: Run, targets: Targets, share: float, drawn_per_s: float | None = None
-    ) -> None:
-        self._pool, self._load, self._run, self._targets, self._share = pool, load, run, targets, share
+        self, pools: Sequence[Pool], load: Requests, run: Callable[[Counts], Run], targets: Targets, share: float,
+        drawn_per_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._pools, self._load, self._run, self._targets, self._share = pools, load, run, targets, share
         self._drawn = drawn_per_s is not None
         self._rate = rate_of(load)
-        self._seen: dict[tuple[int, float], Seen] = {}
+        self._seen: dict[tuple[Counts, float], Seen] = {}
 
     @property
     def runs(self) -> int:
         return len(self._seen)
 
-    def at(self, replicas: int, rate_per_s: float) -> Seen:
-        """What so many replicas do under so many requests/s."""
-        key = replicas, rate_per_s
+    def at(self, counts: Counts, rate_per_s: float) -> Seen:
+        """What so many replicas of each pool do under so many requests/s."""
+        key = counts, rate_per_s
         if key not in self._seen:
-            self._seen[key] = self._judged(self._simulated(replicas, rate_per_s, self._run))
+            self._seen[key] = self._judged(self._simulated(counts, rate_per_s, self._run(counts)))
         return self._seen[key]
 
     def alone(self) -> Seen:
         """What every request gets that meets nobody."""
         calm = self._load._replace(arrival_s=1e5 * np.arange(self._load.number, dtype=float))
-        return self._judged(simulate([self._pool._replace(replicas=1)], calm, self._run))
+        one = tuple(1 for _ in self._pools)
+        return self._judged(simulate(self._sized(one), calm, self._run(one)))
 
-    def failing(self, replicas: int, lost: int, rate_per_s: float) -> float:
-        """The TTFT percentile of requests in the minute after `lost` of the replicas die together, half-way through."""
+    def failing(self, counts: Counts, pool: int, lost: int, rate_per_s: float) -> float:
+        """The TTFT percentile of requests in the minute after `lost` replicas of a pool die together, half-way."""
         half = float(self._load.arrival_s[-1]) * self._rate / rate_per_s / 2
-        faults = tuple(Fault(kind="down", replica=r, start_s=half, end_s=1e9) for r in range(lost))
-        every = self._simulated(replicas, rate_per_s, replace(self._run, faults=faults)).requests
+        first = sum(counts[:pool])
+        faults = tuple(Fault(kind="down", replica=first + r, start_s=half, end_s=1e9) for r in range(lost))
+        every = self._simulated(counts, rate_per_s, replace(self._run(counts), faults=faults)).requests
         hit = (every["arrival"] >= half) & (every["arrival"] <= half + AFTER_S) & (every["first"] >= 0)
         return _at(every["first"][hit] - every["arrival"][hit], self._share)
 
-    def _simulated(self, replicas: int, rate: float, run: Run) -> Simulated:
+    def _sized(self, counts: Counts) -> list[Pool]:
+        return [pool._replace(replicas=count) for pool, count in zip(self._pools, counts, strict=True)]
+
+    def _simulated(self, counts: Counts, rate: float, run: Run) -> Simulated:
         quick = self._load._replace(arrival_s=np.multiply(self._load.arrival_s, self._rate / rate))
-        asked = rate if self._drawn else None
-        return simulate([self._pool._replace(replicas=replicas)], quick, run, asked_per_s=asked)
+        return simulate(self._sized(counts), quick, run, asked_per_s=rate if self._drawn else None)
 
     def _judged(self, found: Simulated) -> Seen:
         kept = measured(found.requests)
@@ -129,6 +136,47 @@ def smallest(holds: Callable[[int], bool], start: int, most: int) -> int | None:
         while high < most and not holds(high):
             high += 1
     return high if high < most or holds(most) else None
+
+
+def fewest(holds: Callable[[Counts], bool], start: Counts, most: int, sizes: Counts) -> Counts | None:
+    """The numbers of replicas that hold and take the fewest devices; None when no numbers of up to `most` do.
+
+    sizes: devices of a replica, by pool. Of two pools the fewest of each is looked for beside plenty of the other; when
+    those do not do together, numbers from there on are tried by the devices they take.
+    """
+    if len(start) == 1:
+        found = smallest(lambda n: holds((n,)), start[0], most)
+        return None if found is None else (found,)
+    plenty = (min(most, max(1, start[0])), min(most, max(1, start[1])))
+    while not holds(plenty):
+        if max(plenty) == most:
+            return None
+        plenty = (min(most, 2 * plenty[0]), min(most, 2 * plenty[1]))
+    first, second = plenty
+    least = (
+        _fewest_beside(lambda n, other: holds((n, other)), start[0], first, second, most),
+        _fewest_beside(lambda n, other: holds((other, n)), start[1], second, first, most),
+    )
+    tried, queue = {least}, [(0, least)]
+    while queue:
+        _, counts = heappop(queue)
+        if holds(counts):
+            return counts
+        for more in ((counts[0] + 1, counts[1]), (counts[0], counts[1] + 1)):
+            if more not in tried and max(more) <= most:
+                tried.add(more)
+                heappush(queue, (sum(n * size for n, size in zip(more, sizes, strict=True)), more))
+    return plenty
+
+
+def _fewest_beside(holds: Callable[[int, int], bool], start: int, enough: int, other: int, most: int) -> int:
+    """The fewest of a pool, beside so many of the other that more of those would change nothing."""
+    while True:
+        beside = other
+        found = smallest(lambda n, beside=beside: holds(n, beside), min(start, enough), enough) or enough  # type: ignore[misc]
+        if found == 1 or other == most or not holds(found - 1, min(most, 2 * other)):
+            return found
+        other = min(most, 2 * other)
 
 
 def most_rate(holds: Callable[[float], bool], start: float) -> float:
