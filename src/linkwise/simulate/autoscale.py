@@ -195,7 +195,7 @@ class _Fleet:
         w = self._w
         lanes = w.lane
         pool = w.pool[0]
-        used = 1 - (lanes["free"] + lanes["cached"] * int(pool["hash_blocks"])) / float(pool["blocks"])
+        used = 1 - (lanes["free"] + lanes["cached"]) / float(pool["blocks"])
         here = float(w.g["in_system"][0])
         queued = float(lanes["waiting"].sum())
         return Measured(

@@ -1,6 +1,9 @@
 """KV blocks of a lane: taken, given back, shared by hash, evicted when nobody uses them; nothing appears or is lost.
 
-free + used by requests + hash_blocks · (hashes in use + hashes kept) = blocks of the lane
+free + used by requests + blocks of hashes in use + blocks of hashes kept = blocks of the lane
+
+A hash of a trace covers many tokens, the engine's blocks are small: of a prompt's last hash, which covers what is left
+of it, the whole blocks are shared. Where prompts part inside a hash, nothing is known of that hash's tokens.
 """
 
 import linkwise.simulate.arrays as a
@@ -13,7 +16,7 @@ def note(w: Record, lane: int, now: float) -> None:
     """Integrate what is in use up to now, before it changes."""
     one = a.lane(w)[lane]
     pool = a.pool(w)[a.replica(w)[one.replica].pool]
-    used = pool.blocks - one.free - one.cached * pool.hash_blocks
+    used = pool.blocks - one.free - one.cached
     one.area += used * (now - one.since)
     one.since = now
 
@@ -38,43 +41,61 @@ def _keep(w: Record, lane: int, name: int) -> None:
 def take(w: Record, lane: int, count: int) -> None:
     """Blocks for a request; the caller has seen that there are so many. Kept hashes go first in, first out."""
     one = a.lane(w)[lane]
-    size, end = a.pool(w)[a.replica(w)[one.replica].pool].hash_blocks, w.names
     while one.free < count:
-        oldest = int(a.after(w)[lane, end])
-        _unlink(w, lane, oldest)
-        a.refs(w)[lane, oldest] = -1
-        one.cached -= 1
-        one.free += size
-        w.evicted += size
+        _evict(w, lane)
     one.free -= count
-    one.least_free = min(one.least_free, one.free + one.cached * size)
+    one.least_free = min(one.least_free, one.free + one.cached)
     w.taken += count
 
 
 @compiled
+def _evict(w: Record, lane: int) -> None:
+    """The hash that nobody has used for longest."""
+    one, oldest = a.lane(w)[lane], int(a.after(w)[lane, w.names])
+    size = a.hash_size(w)[oldest]
+    _unlink(w, lane, oldest)
+    a.refs(w)[lane, oldest] = -1
+    one.cached -= size
+    one.free += size
+    w.evicted += size
+
+
+@compiled
 def shared(w: Record, lane: int, r: int) -> int:
-    """Whole hashed blocks of a request's prompt, where the lane keeps a prefix cache."""
+    """Hashes of a request's prompt, where the lane keeps a prefix cache."""
     if a.pool(w)[a.replica(w)[a.lane(w)[lane].replica].pool].hash_blocks == 0:
         return 0
-    return int(min(a.first_hash(w)[r + 1] - a.first_hash(w)[r], a.request(w)[r].input // w.hash_tokens))
+    return int(a.first_hash(w)[r + 1] - a.first_hash(w)[r])
+
+
+@compiled
+def covered(w: Record, lane: int, r: int, count: int) -> int:
+    """Tokens in the whole blocks of the first `count` hashes of a request's prompt."""
+    block = a.pool(w)[a.replica(w)[a.lane(w)[lane].replica].pool].block
+    tokens, prompt = count * w.hash_tokens, a.request(w)[r].input
+    if tokens <= prompt:
+        return int(tokens)
+    before = tokens - w.hash_tokens
+    return int(before + (prompt - before) // block * block)
 
 
 @compiled
 def match(w: Record, lane: int, r: int) -> int:
-    """Tokens of a request's prompt that the lane has cached: the longest run from its start; at least one is left."""
-    tokens = w.hash_tokens
+    """Tokens of a request's prompt that the lane has cached: the longest run from its start, in whole blocks; at least
+    one token is left to compute."""
     first, most = a.first_hash(w)[r], shared(w, lane, r)
     count = 0
     while count < most and a.refs(w)[lane, a.hashes(w)[first + count]] >= 0:
         count += 1
-    return int(min(count * tokens, a.request(w)[r].target - 1))
+    block = a.pool(w)[a.replica(w)[a.lane(w)[lane].replica].pool].block
+    return int(min(covered(w, lane, r, count), a.request(w)[r].target - 1) // block * block)
 
 
 @compiled
 def own_blocks(w: Record, lane: int, r: int) -> int:
     """Blocks of its own a request needs to be admitted: what no hash covers of its tokens, and the share reserved."""
     pool, one = a.pool(w)[a.replica(w)[a.lane(w)[lane].replica].pool], a.request(w)[r]
-    tokens = one.target - shared(w, lane, r) * w.hash_tokens
+    tokens = one.target - covered(w, lane, r, shared(w, lane, r))
     tokens += int(pool.reserve * max(0, one.output - one.produced))
     return int((tokens + pool.block - 1) // pool.block)
 
@@ -83,13 +104,13 @@ def own_blocks(w: Record, lane: int, r: int) -> int:
 def fits(w: Record, lane: int, r: int) -> bool:
     """Whether a request can be admitted now."""
     one = a.lane(w)[lane]
-    size = a.pool(w)[a.replica(w)[one.replica].pool].hash_blocks
     first, missing, pinned = a.first_hash(w)[r], 0, 0
     for i in range(shared(w, lane, r)):
-        refs = a.refs(w)[lane, a.hashes(w)[first + i]]
-        missing += refs < 0
-        pinned += refs == 0
-    return bool(own_blocks(w, lane, r) + missing * size <= one.free + (one.cached - pinned) * size)
+        name = a.hashes(w)[first + i]
+        refs = a.refs(w)[lane, name]
+        missing += a.hash_size(w)[name] * (refs < 0)
+        pinned += a.hash_size(w)[name] * (refs == 0)
+    return bool(own_blocks(w, lane, r) + missing <= one.free + one.cached - pinned)
 
 
 @compiled
@@ -102,17 +123,17 @@ def hold(w: Record, lane: int, r: int) -> None:
         name = a.hashes(w)[first + i]
         if a.refs(w)[lane, name] == 0:
             _unlink(w, lane, name)
-            one.cached -= 1
+            one.cached -= a.hash_size(w)[name]
         if a.refs(w)[lane, name] >= 0:
             a.refs(w)[lane, name] += 1
     for i in range(number):  # a prompt names no block twice: workload/requests.py
         name = a.hashes(w)[first + i]
         if a.refs(w)[lane, name] < 0:
-            take(w, lane, pool.hash_blocks)
+            take(w, lane, a.hash_size(w)[name])
             a.refs(w)[lane, name] = 1
     req.blocks = own_blocks(w, lane, r)
     take(w, lane, req.blocks)
-    req.room = req.blocks * pool.block - (req.target - number * w.hash_tokens)
+    req.room = req.blocks * pool.block - (req.target - covered(w, lane, r, number))
 
 
 @compiled
@@ -125,7 +146,7 @@ def drop(w: Record, lane: int, r: int) -> None:
         a.refs(w)[lane, name] -= 1
         if a.refs(w)[lane, name] == 0:
             _keep(w, lane, name)
-            one.cached += 1
+            one.cached += a.hash_size(w)[name]
     one.free += req.blocks
     w.given += req.blocks
     req.blocks = 0
@@ -134,12 +155,5 @@ def drop(w: Record, lane: int, r: int) -> None:
 @compiled
 def forget(w: Record, lane: int) -> None:
     """A restart: nothing is kept."""
-    one, end = a.lane(w)[lane], w.names
-    size = a.pool(w)[a.replica(w)[one.replica].pool].hash_blocks
-    while one.cached > 0:
-        name = int(a.after(w)[lane, end])
-        _unlink(w, lane, name)
-        a.refs(w)[lane, name] = -1
-        one.cached -= 1
-        one.free += size
-        w.evicted += size
+    while a.after(w)[lane, w.names] != w.names:
+        _evict(w, lane)

@@ -101,9 +101,12 @@ def _holds(pool: Pool, load: Requests) -> None:
     rules = pool.rules
     last = load.input_tokens if pool.role == "prefill" else load.input_tokens + load.output_tokens
     cached = load.hash_tokens if rules.prefix_cache and pool.role != "decode" else 0
+    # Those of hashes, whole blocks alone, and its own.
     hashed = np.minimum(np.diff(load.first_hash), load.input_tokens // cached) if cached else np.zeros(1, np.int64)
-    own = np.floor_divide(last + rules.verify - 1 - hashed * cached + rules.block_tokens - 1, rules.block_tokens)
-    need = own + hashed * -(-cached // rules.block_tokens)
+    part = np.diff(load.first_hash) > hashed if cached else np.zeros(1, bool)
+    blocks = np.where(part, (load.input_tokens - hashed * cached) // rules.block_tokens, 0)
+    own = last + rules.verify - 1 - hashed * cached - blocks * rules.block_tokens
+    need = blocks - np.floor_divide(-own, rules.block_tokens) + hashed * -(-cached // rules.block_tokens)
     over = np.flatnonzero(need > rules.kv_blocks)
     if len(over):
         at = int(over[0])

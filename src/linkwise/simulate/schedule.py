@@ -113,7 +113,7 @@ def _grow(w: Record, s: int, now: float) -> bool:
         if need == 0:
             return gave_up
         kv.note(w, one.lane, now)
-        if need <= lane.free + lane.cached * pool.hash_blocks:
+        if need <= lane.free + lane.cached:
             break
         put_back(w, s, now)
         gave_up = True

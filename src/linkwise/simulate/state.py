@@ -3,7 +3,7 @@
     replica   one serving group; `slots` batches of it are in flight at once (pipeline), all others wait their turn
     lane      one attention replica of it: its own queue, its own KV blocks, its own prefix cache
     set       the requests of one slot on one lane: rows that decode, at most one prompt under way
-    hash      a block of a prompt that prompts may share, as traces name it; it takes whole KV blocks
+    hash      a block of a prompt that prompts may share, as traces name it; hash_size: the KV blocks it takes
 
 Records are numpy's, in one array a kind: the loop makes no objects. Lists of requests (queues) are linked by `next`.
 """
@@ -71,7 +71,7 @@ SET = _record(
     lane="i8", rows="i8", fresh="i8", size="i8", part="i8", pre="i8", dec="i8", pre_tokens="i8", ctx="i8", last="f8"
 )
 # unseen: steps since it last looked at its queue; gathered: steps its prompts have waited for more of them.
-# free: blocks nobody uses; cached: hashes nobody uses but that are kept. hand: prompts whose KV waits for blocks here.
+# free: blocks nobody uses; cached: of hashes nobody uses, which are kept. hand: prompts whose KV waits for blocks here.
 LANE = _record(
     replica="i8", head="i8", tail="i8", waiting="i8", running="i8", hand_head="i8", hand_tail="i8", hands="i8",
     ready_head="i8", ready_tail="i8", readies="i8", free="i8", cached="i8", least_free="i8", area="f8", since="f8",
@@ -88,7 +88,7 @@ FAULTS = _record(kind="i8", replica="i8", start="f8", end="f8", factor="f8")
 # The one record the loop is handed: settings, counters, sizes, and where every array lies (simulate/arrays.py).
 _ARRAYS = (
     "request", "replica", "slot", "set", "lane", "pool", "fault", "log_line", "rows", "left", "room", "pre", "pre_len",
-    "stage_free", "first_hash", "hashes", "refs", "before", "after", "heap_s", "heap_code", "gaps",
+    "stage_free", "first_hash", "hashes", "hash_size", "refs", "before", "after", "heap_s", "heap_code", "gaps",
 )  # fmt: skip
 _TABLES = (
     "work", "comm", "prompt_work", "prompt_comm", "experts", "head", "logits", "read", "flop", "context", "floor",
@@ -134,6 +134,7 @@ class World(NamedTuple):
     stage_free: Array
     first_hash: Array
     hashes: Array
+    hash_size: Array
     refs: Array
     before: Array
     after: Array

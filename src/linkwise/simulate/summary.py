@@ -93,8 +93,7 @@ def _use(w: World, number: int, pool: Pool, span: float) -> PoolUse:
     stages, blocks = pool.tables.stages, pool.rules.kv_blocks
     end = float(w.request["end"].max())
     # A lane's integral ends where its blocks last changed.
-    size = int(w.pool["hash_blocks"][number])
-    area = lanes["area"] + (blocks - lanes["free"] - lanes["cached"] * size) * (end - lanes["since"])
+    area = lanes["area"] + (blocks - lanes["free"] - lanes["cached"]) * (end - lanes["since"])
     waits, runs = _stays(w.request, pool.role)
     places = len(lanes) * pool.rules.max_seqs
     return PoolUse(

@@ -66,12 +66,23 @@ def world(pools: Sequence[Pool], load: Requests, run: Run) -> World:
         g, request, replica, slot, one_set, lane, table, faults,
         places(np.int64), places(np.int32), places(np.int32), places(np.int64), places(np.int32),
         np.zeros((replicas, int(table["stages"].max()))), load.first_hash.astype(np.int64),
-        np.ascontiguousarray(load.hashes),
+        np.ascontiguousarray(load.hashes), _sizes(load, names, table),
         refs, ends, ends.copy(), np.zeros(events), np.zeros(events, np.int64), np.zeros(state.BINS, np.int64),
         np.zeros(run.steps_kept, state.LOG),
     )  # fmt: skip
     _plan_faults(made)
     return made
+
+
+def _sizes(load: Requests, names: int, pools: Array) -> Array:
+    """KV blocks of each hash: the whole blocks of the part of a prompt it covers."""
+    sizes = np.full(names, pools["hash_blocks"].max(), np.int64)
+    if names:
+        counts = np.diff(load.first_hash)
+        part = np.flatnonzero(counts * load.hash_tokens > load.input_tokens)
+        tokens = load.input_tokens[part] - (counts[part] - 1) * load.hash_tokens
+        sizes[load.hashes[load.first_hash[part + 1] - 1]] = tokens // int(pools["block"][0])
+    return sizes
 
 
 def _starts(counts: Array) -> Array:

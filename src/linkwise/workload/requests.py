@@ -19,7 +19,8 @@ class Requests(NamedTuple):
 
     arrival_s: seconds from the start, ascending. input_tokens, output_tokens: of the prompt and of the answer.
     hashes: names of the prompts' blocks of `hash_tokens` tokens, equal where prompts share a prefix, request after
-    request; request i has hashes[first_hash[i]:first_hash[i + 1]]. hash_tokens 0 = nothing is known of prefixes.
+    request; request i has hashes[first_hash[i]:first_hash[i + 1]]. The last one may be of what is left of the prompt:
+    it is equal where as much is left and a trace names it alike. hash_tokens 0 = nothing is known of prefixes.
     """
 
     arrival_s: Floats
@@ -71,12 +72,18 @@ def requests(
     twice = next((i for i, x in enumerate(hashes or ()) if len(set(x)) != len(x)), None)
     if twice is not None:
         raise InputError(f"request {twice}: field hashes: a block twice", where=where, expected="each block once")
-    counts = [len(x) for x in hashes] if hashes else [0] * number
+    counts = np.array([len(x) for x in hashes] if hashes else [0] * number, np.int64)
     first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     flat = np.fromiter((h for x in hashes or () for h in x), np.int64, int(first[-1]))
-    names, dense = np.unique(flat, return_inverse=True)
+    prompts = np.asarray(input_tokens, np.int64)
+    _check(counts, (counts - 1) * hash_tokens >= prompts, "hashes", "no more blocks than the prompt has", where)
+    left = np.zeros(len(flat), np.int64)  # tokens of a block that ends with its prompt
+    part = np.flatnonzero(counts * hash_tokens > prompts)
+    left[first[part + 1] - 1] = prompts[part] - (counts[part] - 1) * hash_tokens
+    named = np.unique(flat, return_inverse=True)[1].reshape(-1)
+    names, dense = np.unique(named * max(1, hash_tokens) + left, return_inverse=True)
     return Requests(
-        np.asarray(arrival_s, float), np.asarray(input_tokens, np.int64), np.asarray(output_tokens, np.int64), first,
+        np.asarray(arrival_s, float), prompts, np.asarray(output_tokens, np.int64), first,
         dense.astype(np.int64).reshape(-1), hash_tokens if len(names) else 0,
     )  # fmt: skip
 
