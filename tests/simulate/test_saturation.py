@@ -69,3 +69,27 @@ def test_a_burst_at_the_end_is_no_saturation() -> None:
         start[i] = max(moment, free)
         free = start[i] + 1.0
     assert saturation(table(at, start), 0.5) == ""
+
+
+def rows(number: int, stay: float, arrival: np.ndarray) -> np.ndarray:
+    """So many servers that each keep a request for `stay` seconds: who comes takes the one that is free first."""
+    free, start = np.zeros(number), np.empty(len(arrival))
+    for i, at in enumerate(arrival):
+        first = int(free.argmin())
+        start[i] = max(at, free[first])
+        free[first] = start[i] + stay
+    every = table(arrival, start)
+    every["end"] = start + stay
+    return every
+
+
+def test_a_burst_that_fills_all_rows_is_no_saturation_before_one_stay_is_over() -> None:
+    # 100 rows of 50 s serve 2/s. A request in two seconds for 100 s, then 8/s: 25 rows are taken when the burst comes,
+    # and all after 11 s of it. Most of them are given back 39 s later: until then next to nothing is served.
+    calm, burst = np.arange(0.0, 100.0, 2.0), 100 + np.arange(200) / 8
+    every = rows(100, 50.0, np.concatenate([calm, burst]))
+    assert saturation(every, 1.5) == ""
+    # It goes on at that rate: after two stays 2/s are served, and the load is called what it is.
+    long = rows(100, 50.0, np.concatenate([calm, 100 + np.arange(800) / 8]))
+    assert "the load of 8/s is about" in saturation(long, 8.0)
+    assert saturation(long, 1.5) == "", "drawn at a rate that is served, and a burst so far"

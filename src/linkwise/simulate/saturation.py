@@ -2,7 +2,9 @@
 
 The stretch begins where as many waited for the last time as in the middle of the first half of the arrivals. A load
 that is served comes back there again and again, so that the stretch is short. What is served while requests wait is
-what the pools can serve; the load is beyond that when it was drawn at a higher rate. Error rates: docs/simulate.md.
+what the pools can serve; the load is beyond that when it was drawn at a higher rate. A burst fills all rows at once,
+which are given back a request's stay later, all at once as well: what is served is known from whole stays, and those
+after the last arrival count, as long as somebody waits. Error rates: docs/simulate.md.
 """
 
 import numpy as np
@@ -38,8 +40,9 @@ def saturation(every: Array, asked_per_s: float | None = None) -> str:
     came, seconds = number - 1 - begin, float(arrivals[-1] - arrivals[begin])
     if came < (OF_TRACE if asked_per_s is None else STRETCH) * number or seconds <= 0:
         return ""
-    growth = int(waiting[-1] - waiting[begin])
-    served = (came - growth) / seconds
+    growth, served = int(waiting[-1] - waiting[begin]), _served(every, float(arrivals[begin]), float(arrivals[-1]))
+    if served is None:
+        return ""
     uneven = max(float(np.std(every[field]) / np.mean(every[field])) for field in ("input", "output"))
     if asked_per_s is None:
         offered = (number - 1) / float(arrivals[-1] - arrivals[0])
@@ -56,6 +59,28 @@ def saturation(every: Array, asked_per_s: float | None = None) -> str:
         f"over the last {came:,} arrivals those waiting grew from {int(waiting[begin]):,} to {int(waiting[-1]):,},"
         f" {served:.3g}/s were served: the load of {offered:.3g}/s is about {offered / served:.2f} times what is served"
     )
+
+
+def _served(every: Array, since: float, last: float) -> float | None:
+    """Requests per second that began to be served while others waited; None where that was for less than a stay.
+
+    since: when the stretch begins. last: the last arrival.
+    """
+    moved = every["source"] >= 0
+    began = np.sort(np.where(moved, every["reserved"], every["start"]))
+    done = every["status"] == state.DONE
+    between = np.where(moved, every["reserved"] - every["prefilled"], 0.0)
+    stay = float(np.mean((every["end"] - every["start"] - between)[done])) if done.any() else 0.0
+    if stay <= 0:
+        return _rate(began, since, last)
+    until = max(last, float(began[-1]))
+    whole = (until - since) // stay * stay
+    return max(_rate(began, since, since + whole), _rate(began, until - whole, until)) if whole else None
+
+
+def _rate(at: Array, first: float, last: float) -> float:
+    """Events per second after `first` and until `last`."""
+    return int(np.searchsorted(at, last, "right") - np.searchsorted(at, first, "right")) / (last - first)
 
 
 def _waiting(every: Array, arrivals: Array) -> Array:
