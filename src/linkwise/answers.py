@@ -1,5 +1,6 @@
 """What the calls answer: the values of plan/ with a repr a person reads, as files that come back byte for byte."""
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -7,7 +8,7 @@ import msgspec
 
 from linkwise import doors
 from linkwise.core.errors import InputError
-from linkwise.core.files import read_bytes, write_bytes
+from linkwise.core.files import FilePath, read_bytes, write_bytes
 from linkwise.core.schema import FIT_SCHEMA, HANDOFF_SCHEMA, NOPLAN_SCHEMA, PLAN_SCHEMA, decode_json, encode_json
 from linkwise.plan import traffic_types, types
 from linkwise.plan.handoff_pair import Pair
@@ -105,7 +106,7 @@ _KINDS: dict[str, type[Plan] | type[NoPlan] | type[Fit] | type[Handoff]] = {
 }
 
 
-def load(path: str | Path) -> Plan | NoPlan | Fit | Handoff:
+def load(path: FilePath) -> Plan | NoPlan | Fit | Handoff:
     """A plan, a refusal to plan, a fit or a handoff read back from its file, validated."""
     where = doors.path(path)
     text = read_bytes(where, max_bytes=MAX_PLAN_BYTES)
@@ -121,15 +122,15 @@ def load(path: str | Path) -> Plan | NoPlan | Fit | Handoff:
     return value
 
 
-def save(value: msgspec.Struct, path: str | Path, *, private: bool = False) -> None:
+def save(value: msgspec.Struct, path: FilePath, *, private: bool = False) -> None:
     """Write a value as JSON; the file is complete or unchanged. private: a file that only the user may read."""
     doors.of_type(value, msgspec.Struct, "value", "a plan, a fit or a handoff")
     write_bytes(doors.path(path), encode_json(value), mode=0o600 if private else 0o666, regular=private)
 
 
-def plan_of(value: "str | Path | types.Plan") -> types.Plan:
+def plan_of(value: "FilePath | types.Plan") -> types.Plan:
     """The plan, or the one in a file. Raises InputError for anything else."""
-    found = load(value) if isinstance(value, str | Path) else value
+    found = load(value) if isinstance(value, str | os.PathLike) else value
     if not isinstance(found, types.Plan):
         raise InputError(
             "is no plan", where=called(value, "value"), expected="a plan, as linkwise plan -o FILE writes it"
@@ -139,4 +140,4 @@ def plan_of(value: "str | Path | types.Plan") -> types.Plan:
 
 def called(value: object, otherwise: str) -> str:
     """The name of a file; of a value, the word given."""
-    return Path(value).name if isinstance(value, str | Path) else otherwise
+    return Path(value).name if isinstance(value, str | os.PathLike) else otherwise

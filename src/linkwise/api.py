@@ -8,8 +8,8 @@ Every call takes text (`on="8xh100-sxm"`) or values (a `Model`, a `Cluster`), an
 reads, with a repr a person reads, written to a file by `save` and read by `load`. Bad input raises `InputError`.
 """
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import msgspec
@@ -20,6 +20,7 @@ from linkwise.api_handoff import explain_handoff, handoff
 from linkwise.api_task import Task, cluster_of, task_of
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.engine.base import Engine
 from linkwise.model.types import Model
 from linkwise.plan import types
@@ -39,12 +40,12 @@ __all__ += ["compare", "engines", "explain", "fit", "handoff", "hardware", "mode
 
 
 def fit(
-    model: str | Path | Model | None = None,
-    on: str | Path | Cluster = "",
+    model: FilePath | Model | None = None,
+    on: FilePath | Cluster = "",
     *,
     engine: str | Engine | None = None,
     from_command: str = "",
-    from_manifest: str | Path = "",
+    from_manifest: FilePath = "",
     from_running: str = "",
     **settings: Unpack[Settings],
 ) -> Fit:
@@ -63,15 +64,15 @@ def fit(
 
 
 def plan(
-    model: str | Path | Model | None = None,
-    on: str | Path | Cluster = "",
+    model: FilePath | Model | None = None,
+    on: FilePath | Cluster = "",
     *,
     engine: str | Engine | None = None,
     from_command: str = "",
-    from_manifest: str | Path = "",
+    from_manifest: FilePath = "",
     from_running: str = "",
     price: str = "",
-    prefill_on: str | Path | Cluster | None = None,
+    prefill_on: FilePath | Cluster | None = None,
     pareto: bool | None = None,
     **settings: Unpack[Settings],
 ) -> Plan | NoPlan:
@@ -132,12 +133,12 @@ def _freely(today: "types.Plan | types.NoPlan", free: "types.Plan | types.NoPlan
     return (f"a free choice for the same devices would be {best}, against {now} as the command has it",)
 
 
-def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str = "") -> "Explanation | Worked":
+def explain(source: "FilePath | types.Plan | types.Fit | Handoff", path: str = "") -> "Explanation | Worked":
     """The chain behind one figure of a plan, a fit or a handoff (value or file).
 
     "seed:<id>" as source gives a worked calculation of the textbook instead: all of it, or the one figure `path`.
     """
-    kinds = (str, Path, types.Plan, types.NoPlan, types.Fit, Handoff)
+    kinds = (str, os.PathLike, types.Plan, types.NoPlan, types.Fit, Handoff)
     doors.of_type(source, kinds, "source", "a plan, a fit or a handoff, its file, or seed:ID")
     doors.of_type(path, str, "path", "the path of a figure")
     if isinstance(source, str) and source.startswith("seed:"):
@@ -146,7 +147,7 @@ def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str =
 
         worked = chain(source.removeprefix("seed:"))
         return Explanation(path, worked.chain(path)) if path else worked
-    value = load(source) if isinstance(source, str | Path) else source
+    value = load(source) if isinstance(source, str | os.PathLike) else source
     if isinstance(value, types.NoPlan):
         raise InputError(
             f"no figure {path!r}: there is no plan to explain. {value.nearest.layout} came nearest: "
@@ -165,7 +166,7 @@ def explain(source: "str | Path | types.Plan | types.Fit | Handoff", path: str =
     return chain_behind(value, path)
 
 
-def compare(a: "str | Path | types.Plan", b: "str | Path | types.Plan") -> "Comparison":
+def compare(a: "FilePath | types.Plan", b: "FilePath | types.Plan") -> "Comparison":
     """Two plans (values or files) side by side: memory, bytes, time, failure boundary."""
     from linkwise.report.compare import compare as beside
 
@@ -173,7 +174,7 @@ def compare(a: "str | Path | types.Plan", b: "str | Path | types.Plan") -> "Comp
 
 
 def traffic(
-    source: "str | Path | types.Plan",
+    source: "FilePath | types.Plan",
     *,
     step: str = "decode",
     placement: tuple[int, ...] | None = None,

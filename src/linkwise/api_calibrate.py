@@ -1,10 +1,13 @@
 """`linkwise calibrate` as a Python call, with the words of the command."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linkwise import doors
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 
 if TYPE_CHECKING:
     from linkwise.engine.step_constants import StepCalibration
@@ -14,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    files: "str | Path | Sequence[str | Path]", *, engine: str = "", model: str = "", on: str = "",
-    tp: int | None = None, base: "str | Path | StepCalibration" = "",
+    files: "FilePath | Sequence[FilePath]", *, engine: str = "", model: FilePath = "", on: FilePath = "",
+    tp: int | None = None, base: "FilePath | StepCalibration" = "",
 ) -> "Outcome":  # fmt: skip
     """What do my own results say of an engine's step? `fitted` says also which rows were left out, and why.
 
@@ -27,8 +30,8 @@ def calibrate(
 
 
 def fitted(
-    files: "str | Path | Sequence[str | Path]", *, engine: str = "", model: str = "", on: str = "",
-    tp: int | None = None, base: "str | Path | StepCalibration" = "",
+    files: "FilePath | Sequence[FilePath]", *, engine: str = "", model: FilePath = "", on: FilePath = "",
+    tp: int | None = None, base: "FilePath | StepCalibration" = "",
 ) -> "tuple[Outcome, tuple[LeftOut, ...]]":  # fmt: skip
     """The outcome, and every row that was left out with its reason."""
     from linkwise.cluster.read import load as cluster
@@ -37,12 +40,15 @@ def fitted(
     from linkwise.simulate.calibrate.rows import Given, cases_of
     from linkwise.workload import results
 
-    paths = [files] if isinstance(files, (str, Path)) else list(files)
+    given = [files] if isinstance(files, str | os.PathLike) else list(files)
+    paths = [doors.path(one, "files") for one in given]
     read = [results.read(path) for path in paths]
     rows = [row for one in read for row in one.rows]
     if engine:
         registry.get(engine)  # an unknown one is an error of its own, not of every row
-    found = cases_of(rows, Given(engine=engine, model=model, cluster=cluster(on) if on else None, tp=tp))
+    found = cases_of(
+        rows, Given(engine=engine, model=os.fspath(model), cluster=cluster(os.fspath(on)) if on else None, tp=tp)
+    )
     left_out = tuple(one for part in read for one in part.left_out) + found.left_out
     if not found.cases:
         raise InputError(
@@ -54,7 +60,7 @@ def fitted(
 
 
 def kernels(
-    tables: str, *, engine: str, on: str, base: "str | Path" = ""
+    tables: FilePath, *, engine: str, on: FilePath, base: "FilePath" = ""
 ) -> "Kernels":  # fmt: skip
     """What do kernels that were measured one by one say of a GPU's rates? Constants of `base` with those replaced.
 
@@ -69,7 +75,7 @@ def kernels(
     for word, option in ((engine, "--engine"), (on, "--on")):
         if not word:
             raise InputError("missing", where=option, expected="whose kernels: --engine vllm==0.24 --on h100-sxm")
-    served, gpu = registry.get(engine), cluster(on).accelerator
+    served, gpu = registry.get(engine), cluster(os.fspath(on)).accelerator
     known = _known(base) or served.calibration
     if known is None:
         raise InputError(
@@ -77,13 +83,15 @@ def kernels(
         )
     if known.engine != served.name:
         raise InputError(f"constants of {known.engine}", where="--base", expected=f"those of {served.name}")
-    return from_kernels(kernel_tables.find(tables, gpu.name, served.name, served.version), gpu, known)
+    return from_kernels(kernel_tables.find(os.fspath(tables), gpu.name, served.name, served.version), gpu, known)
 
 
-def _known(base: "str | Path | StepCalibration") -> "StepCalibration | None":
+def _known(base: "FilePath | StepCalibration") -> "StepCalibration | None":
     from linkwise.engine import step_calibrations
 
-    return (step_calibrations.load(base) if base else None) if isinstance(base, (str, Path)) else base
+    if not isinstance(base, str | os.PathLike):
+        return base
+    return step_calibrations.load(doors.path(base, "base")) if base else None
 
 
 _SHOWN = 3  # reasons why no row can be simulated

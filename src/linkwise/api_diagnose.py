@@ -1,9 +1,9 @@
 """`linkwise diagnose` as a Python call."""
 
-from pathlib import Path
-
+from linkwise import doors
 from linkwise.answers import plan_of
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.core.units import counted, parse_time
 from linkwise.diagnose.diagnose import diagnose as judge
 from linkwise.diagnose.diagnose import since as newest
@@ -12,7 +12,7 @@ from linkwise.plan.types import Plan
 from linkwise.trace.gather import Evidence, Unusable, gather
 
 
-def diagnose(*evidence: "str | Path", plan: "str | Path | Plan | None" = None, since: str = "") -> Findings:
+def diagnose(*evidence: "FilePath", plan: "FilePath | Plan | None" = None, since: str = "") -> Findings:
     """Whose fault was it? evidence: files and folders of any formats; plan: what the run was meant to do, a value or a
     file; since: only what happened in the last "10m" of it.
 
@@ -24,12 +24,12 @@ def diagnose(*evidence: "str | Path", plan: "str | Path | Plan | None" = None, s
     return judge(found, plan_of(plan))
 
 
-def collect(paths: "tuple[str | Path, ...]", since: str = "") -> Evidence:
+def collect(paths: "tuple[FilePath, ...]", since: str = "") -> Evidence:
     """What the files say, newest part only where asked. Raises InputError as `diagnose` does."""
     if not paths:
         raise InputError("no evidence", where="diagnose", expected="files or folders")
     seconds = parse_time(since, where="since") if since else 0.0
-    found = gather(paths, since_s=seconds)
+    found = gather([doors.path(path, "evidence") for path in paths], since_s=seconds)
     if not found.used:
         raise InputError(_none_of(found.unusable), where="evidence", expected="a file of a format in docs/evidence.md")
     return newest(found, seconds) if seconds else found

@@ -1,11 +1,11 @@
 """What runs today, from any of the three places that say it: a launch command, files, or the server itself."""
 
 import os
-from pathlib import Path
 from typing import Protocol
 
 from linkwise import doors
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.engine.base import Parsed
 from linkwise.model.types import Model
 from linkwise.plan.types import Ledger
@@ -20,7 +20,7 @@ class Read(Protocol):
 
 
 def reader(
-    from_command: str = "", from_manifest: str | Path = "", from_running: str = "", *, degrees: bool = False
+    from_command: str = "", from_manifest: FilePath = "", from_running: str = "", *, degrees: bool = False
 ) -> Read | None:
     """How to read what runs today; None when nothing is said. degrees: whether the layout is given beside it.
 

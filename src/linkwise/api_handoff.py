@@ -1,7 +1,6 @@
 """`linkwise.handoff`: prefill and decode on different ranks, and the chain behind a figure of that answer."""
 
 import difflib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -12,6 +11,7 @@ from linkwise.answers import Handoff
 from linkwise.api_task import cluster_of, model_of
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.engine.base import Engine
 from linkwise.model.types import Model
 from linkwise.plan.handoff_types import HandoffOptions
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def handoff(
-    model: str | Path | Model,
-    on: str | Path | Cluster,
+    model: FilePath | Model,
+    on: FilePath | Cluster,
     *,
     prompt: int,
     prefill_tp: int,
@@ -52,7 +52,7 @@ def handoff(
     if _settings.degrees(given):
         raise InputError("degrees are given by side", where="handoff", expected="prefill_tp, decode_tp and their pp")
     options, workload, by = _settings.options(given), _settings.workload(given), doors.engine(engine)
-    by = calibrations.timed(by, given.get("calibration"))
+    by = calibrations.timed(by, _settings.file(given, "calibration"))
     if workload.rate_per_s is None:
         raise InputError("no rate", where="handoff", expected="requests per second, such as 20/s")
     where = cluster_of(on, given)

@@ -1,10 +1,11 @@
 """`launch` as a Python call: a plan, or the pools of a handoff, as a Deployment."""
 
+import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 
 if TYPE_CHECKING:
     from linkwise.answers import Handoff
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def launch(
-    source: "str | Path | Plan | Handoff",
+    source: "FilePath | Plan | Handoff",
     *,
     engine: str = "",
     weights: str = "",
@@ -44,7 +45,7 @@ def launch(
 
 
 def manifest(
-    source: "str | Path | Plan | Handoff",
+    source: "FilePath | Plan | Handoff",
     kind: str,
     *,
     engine: str = "",
@@ -82,7 +83,7 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(split(text))
 
 
-def _prepared(source: "str | Path | Plan | Handoff", *, multi_node: str = "native", **given: Any) -> "Prepared":
+def _prepared(source: "FilePath | Plan | Handoff", *, multi_node: str = "native", **given: Any) -> "Prepared":
     from linkwise import answers, doors
     from linkwise.launch.build import Choices, prepare
     from linkwise.launch.types import MultiNode
@@ -92,7 +93,7 @@ def _prepared(source: "str | Path | Plan | Handoff", *, multi_node: str = "nativ
         raise InputError(
             repr(multi_node[:40]), where="--multi-node", expected="one of " + ", ".join(get_args(MultiNode))
         )
-    value = answers.load(source) if isinstance(source, str | Path) else source
+    value = answers.load(source) if isinstance(source, str | os.PathLike) else source
     if not isinstance(value, Plan | answers.Handoff):
         raise InputError(f"is a {type(value).__name__}", where="launch", expected="a plan, or a handoff")
     if isinstance(value, Plan):

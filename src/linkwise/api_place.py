@@ -1,9 +1,9 @@
 """`place` as a Python call: the order of ranks of a plan, or of the plan made for a model and a cluster."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.plan import placement_types, types
 from linkwise.settings import Settings
 
@@ -24,8 +24,8 @@ class Placement(placement_types.Placement, frozen=True, kw_only=True):
 
 
 def place(
-    source: "str | Path | types.Plan | Model",
-    on: "str | Path | Cluster" = "",
+    source: "FilePath | types.Plan | Model",
+    on: "FilePath | Cluster" = "",
     *,
     engine: "str | Engine" = "",
     handoff: bool = False,

@@ -8,7 +8,7 @@ import msgspec
 
 from linkwise import answers
 from linkwise.core.errors import InputError
-from linkwise.core.files import read_bytes
+from linkwise.core.files import FilePath, read_bytes
 from linkwise.core.schema import HANDOFF_SCHEMA, decode_json
 from linkwise.diagnose.types import FINDINGS_SCHEMA, Findings
 from linkwise.measure.lab.run import LAB_SCHEMA, LabResult
@@ -20,7 +20,7 @@ from linkwise.trace.gather import Evidence
 _MAX_BYTES = 64 * 2**20
 
 
-def page_of(plan: "str | Path | Plan", *beside: "str | Path") -> Page:
+def page_of(plan: "FilePath | Plan", *beside: "FilePath") -> Page:
     """The page of a plan (value or file). beside: a handoff, traffic, findings, a lab's counts, and evidence of a run.
 
     Raises InputError for what is no plan, for two handoffs or findings, and for paths that do not exist.

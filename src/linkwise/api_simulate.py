@@ -3,11 +3,13 @@
 Times and rates are text with a unit ("40ms", "8/s"), or numbers in seconds and per second.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linkwise import doors
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.core.units import parse_rate, parse_time
 from linkwise.plan.types import Plan
 
@@ -23,17 +25,17 @@ Text = str | float | None
 MOST_USERS = 2_000_000  # each sends ten requests where their number is not given
 
 
-def simulate(plan: "str | Path | Plan", **words: object) -> "Summary":
+def simulate(plan: "FilePath | Plan", **words: object) -> "Summary":
     """What happens over time, under which load? The figures of `played`, which says what may be asked."""
     return played(plan, **words).summary  # type: ignore[arg-type]
 
 
 def played(
-    plan: "str | Path | Plan", *, workload: "str | Path | None" = None, rate: Text = None,
+    plan: "FilePath | Plan", *, workload: "FilePath | None" = None, rate: Text = None,
     concurrency: int | None = None, isl: int | None = None, osl: int | None = None, requests: int | None = None,
     arrivals: str | None = None, lengths: str | None = None, long: str | None = None, think: Text = None,
     seed: int = 0, ttft: Text = None, tpot: Text = None, replicas: int | None = None,
-    prefill: "str | Path | Plan | None" = None, router: str = "least", max_waiting: int = 0,
+    prefill: "FilePath | Plan | None" = None, router: str = "least", max_waiting: int = 0,
     fault: Sequence[str] = (), recovery: str | None = None,
     steps: int = 0, progress: Progress | None = None,
 ) -> "Simulated":  # fmt: skip
@@ -56,7 +58,7 @@ def played(
         think_s=_seconds(think, "--think") or 0.0, steps_kept=steps,
     )  # fmt: skip
     asked = Asked(
-        trace=workload, number=positive(requests, "--requests"),
+        trace=_trace(workload), number=positive(requests, "--requests"),
         users=positive(concurrency, "--concurrency", MOST_USERS), rate_per_s=_rate(rate), arrivals=arrivals or None,
         spread=lengths or None, long=long or None, isl=isl, osl=osl,
     )  # fmt: skip
@@ -67,11 +69,11 @@ def played(
 
 
 def capacity(
-    plan: "str | Path | Plan", *, rate: Text = None, workload: "str | Path | None" = None, growth: str = "x1",
+    plan: "FilePath | Plan", *, rate: Text = None, workload: "FilePath | None" = None, growth: str = "x1",
     months: float | None = None, peak_factor: float = 1.0, failures: int = 1, failure_of: str | None = None,
     percentile: float = 99.0, ttft: Text = None, tpot: Text = None, isl: int | None = None, osl: int | None = None,
     requests: int | None = None, arrivals: str | None = None, lengths: str | None = None, long: str | None = None,
-    prefill: "str | Path | Plan | None" = None, router: str = "least", seed: int = 0, progress: Progress | None = None,
+    prefill: "FilePath | Plan | None" = None, router: str = "least", seed: int = 0, progress: Progress | None = None,
 ) -> "Capacity":  # fmt: skip
     """How many of the plan's replicas hold the load when it has grown and some are gone? percentile: in percent.
 
@@ -94,8 +96,8 @@ def capacity(
     )  # fmt: skip
     number = positive(requests, "--requests")
     asked = Asked(
-        trace=workload, number=number, arrivals=arrivals or None, spread=lengths or None, long=long or None, isl=isl,
-        osl=osl,
+        trace=_trace(workload), number=number, arrivals=arrivals or None, spread=lengths or None, long=long or None,
+        isl=isl, osl=osl,
     )  # fmt: skip
     return decide(
         shaped, wanted, asked, Run(seed=seed, router=router), prefill=None if prefill is None else plan_of(prefill),
@@ -103,14 +105,14 @@ def capacity(
     )  # fmt: skip
 
 
-def autoscale(plan: "str | Path | Plan", rules: "Sequence[Rule] | str | Path", **words: object) -> "Autoscaled":
+def autoscale(plan: "FilePath | Plan", rules: "Sequence[Rule] | FilePath", **words: object) -> "Autoscaled":
     """What do scaling rules cost and miss? The figures of `scaled`, which says what may be asked."""
     return scaled(plan, rules, **words)[0]  # type: ignore[arg-type]
 
 
 def scaled(
-    plan: "str | Path | Plan", rules: "Sequence[Rule] | str | Path", *, cold_start: Text,
-    workload: "str | Path | None" = None, rate: Text = None, isl: int | None = None, osl: int | None = None,
+    plan: "FilePath | Plan", rules: "Sequence[Rule] | FilePath", *, cold_start: Text,
+    workload: "FilePath | None" = None, rate: Text = None, isl: int | None = None, osl: int | None = None,
     requests: int | None = None, arrivals: str | None = None, period: Text = None, swing: float | None = None,
     lengths: str | None = None, long: str | None = None, ttft: Text = None, tpot: Text = None, seed: int = 0,
     router: str = "least", steps: int = 0, progress: Progress | None = None,
@@ -127,7 +129,7 @@ def scaled(
     from linkwise.simulate.rules import Run
 
     shaped = plan_of(plan, isl, osl)
-    known = scaling.load(rules) if isinstance(rules, str | Path) else tuple(rules)
+    known = scaling.load(doors.path(rules, "rules")) if isinstance(rules, str | os.PathLike) else tuple(rules)
     if not known:
         raise InputError(
             "no rule", where="autoscale",
@@ -142,7 +144,7 @@ def scaled(
         every = PERIOD_S if every is None and kind in ("diurnal", "mmpp") else every
         swing = 0.8 if swing is None and kind == "diurnal" else swing
     asked: Asked = Asked(
-        trace=workload, number=positive(requests, "--requests"), rate_per_s=_rate(rate), arrivals=kind,
+        trace=_trace(workload), number=positive(requests, "--requests"), rate_per_s=_rate(rate), arrivals=kind,
         spread=lengths or None, long=long or None, swing=swing, period_s=every, isl=isl, osl=osl,
     )  # fmt: skip
     known += scaling.references(known, shaped.cluster.size // shaped.layout.size)
@@ -152,7 +154,7 @@ def scaled(
     )  # fmt: skip
 
 
-def plan_of(source: "str | Path | Plan", isl: int | None = None, osl: int | None = None) -> Plan:
+def plan_of(source: "FilePath | Plan", isl: int | None = None, osl: int | None = None) -> Plan:
     """The plan of a file or as it is, with other lengths where given."""
     from msgspec.structs import replace
 
@@ -180,6 +182,10 @@ def positive(value: int | None, where: str, most: int = 20_000_000) -> int | Non
     if value is not None and not 1 <= value <= most:
         raise InputError(f"{value}", where=where, expected=f"1..{most}")
     return value
+
+
+def _trace(workload: "FilePath | None") -> str | None:
+    return None if workload is None else doors.path(workload, "workload")
 
 
 def _seconds(value: Text, where: str) -> float | None:

@@ -1,13 +1,14 @@
 """What a command is asked about: model, cluster, engine and settings as they were given, or as they run today."""
 
 import math
-from pathlib import Path
+import os
 from typing import NamedTuple
 
 from linkwise import calibrations, doors
 from linkwise import settings as _settings
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
@@ -33,13 +34,13 @@ class Task(NamedTuple):
 
 
 def task_of(
-    model: str | Path | Model | None,
-    on: str | Path | Cluster,
+    model: FilePath | Model | None,
+    on: FilePath | Cluster,
     engine: str | Engine | None,
     settings: Settings,
     *,
     command: str = "",
-    manifest: str | Path = "",
+    manifest: FilePath = "",
     running: str = "",
 ) -> Task:
     """Everything a command names, read and checked. command, manifest, running: as `plan` takes them."""
@@ -50,7 +51,7 @@ def task_of(
     own = _settings.degrees(given)
     read = reader(command, manifest, running, degrees=bool(own))
     options, workload = _settings.options(given), _settings.workload(given)
-    by = calibrations.timed(doors.engine("vllm" if engine is None else engine), given.get("calibration"))
+    by = calibrations.timed(doors.engine("vllm" if engine is None else engine), _settings.file(given, "calibration"))
     where = cluster_of(on, given)
     if read is None:
         if model is None:
@@ -76,7 +77,7 @@ def task_of(
     fixed = fixed_of({**says, **own} if today.partial else own or says, what, where)
     options = _settings.options(given, today.options)
     notes = (*today.notes, *ignored)
-    by = calibrations.timed(get(today.engine, version), given.get("calibration"))
+    by = calibrations.timed(get(today.engine, version), _settings.file(given, "calibration"))
     replicas: int | None = today.replicas
     if own:  # a server's engines are attention replicas of a group, or groups
         engines = today.replicas * today.layout.dp_attn
@@ -84,30 +85,30 @@ def task_of(
     return Task(what, where, by, options, workload, fixed, replicas, notes, today.kv_tokens)
 
 
-def model_of(model: str | Path | Model, given: Settings) -> Model:
+def model_of(model: FilePath | Model, given: Settings) -> Model:
     from linkwise.model.read import load as read
 
-    doors.of_type(model, (str, Path, Model), "model", "a model's name, its folder, or a Model")
+    doors.of_type(model, (str, os.PathLike, Model), "model", "a model's name, its folder, or a Model")
     dtype = given.get("weights")
     if isinstance(model, Model):
         doors.experts(model, given)
         if dtype is not None:
             raise InputError("a Model is already resolved", where="weights", expected="a model's name or folder")
         return model
-    found = read(str(model), weight_dtype=dtype)
+    found = read(os.fspath(model), weight_dtype=dtype)
     doors.experts(found, given)
     return found
 
 
-def cluster_of(on: str | Path | Cluster, given: Settings | None = None) -> Cluster:
+def cluster_of(on: FilePath | Cluster, given: Settings | None = None) -> Cluster:
     """The cluster, with the constants of the calibration that the settings name."""
     from linkwise.cluster.read import load as read
 
-    doors.of_type(on, (str, Path, Cluster), "on", "a cluster such as 2x8xh100-sxm, a YAML file, or a Cluster")
+    doors.of_type(on, (str, os.PathLike, Cluster), "on", "a cluster such as 2x8xh100-sxm, a YAML file, or a Cluster")
     if on == "":
         raise InputError("no cluster", where="--on", expected="a cluster such as 2x8xh100-sxm, or a YAML file")
-    found: Cluster = doors.again(on, "on") if isinstance(on, Cluster) else read(str(on))
-    path = (given or {}).get("calibration")
+    found: Cluster = doors.again(on, "on") if isinstance(on, Cluster) else read(os.fspath(on))
+    path = _settings.file(given or {}, "calibration")
     if path is None or calibrations.is_of_steps(path):
         return found
     from linkwise.measure import calibration

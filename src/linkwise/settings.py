@@ -2,12 +2,14 @@
 Python calls' keyword arguments are both made from this table, so they cannot drift apart."""
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, cast, get_args, get_type_hints
 
 from linkwise.core.dtypes import canonical
 from linkwise.core.errors import InputError
+from linkwise.core.files import FilePath
 from linkwise.core.layout import MAX_DEGREE
 from linkwise.core.schema import convert
 from linkwise.engine.base import Options
@@ -54,7 +56,7 @@ class Settings(TypedDict, total=False):
     skew: Annotated[float, Word(_MOE, "load of the busiest expert rank over the mean, 1 = uniform", "FACTOR")]
     exchange: Annotated[str, Word(_MOE, "how tokens reach experts: all_to_all, all_to_all_node or all_gather", "KIND")]
 
-    workload: Annotated[str, Word(_LOAD, "workload file (YAML); the settings below win over it", "FILE")]
+    workload: Annotated[FilePath, Word(_LOAD, "workload file (YAML); the settings below win over it", "FILE")]
     isl: Annotated[int, Word(_LOAD, "mean input length, tokens")]
     osl: Annotated[int, Word(_LOAD, "mean output length, tokens")]
     rate: Annotated[str | float, Word(_LOAD, "requests per second, such as 6/s or 90/min", "RATE")]
@@ -64,9 +66,12 @@ class Settings(TypedDict, total=False):
     burst: Annotated[float, Word(_LOAD, "KV headroom over the mean number of requests in flight", "FACTOR")]
     prefix_hit: Annotated[float, Word(_LOAD, "share of prompt tokens found in the prefix cache", "SHARE")]
 
-    calibration: Annotated[str, Word(_MEASURED, "what links gave (measure -o) or steps took (calibrate -o)", "FILE")]
+    calibration: Annotated[
+        FilePath, Word(_MEASURED, "what links gave (measure -o) or steps took (calibrate -o)", "FILE")
+    ]
 
 
+FILES = ("workload", "calibration")  # settings that name one
 _DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep", "sequence_sharded")
 _OPTION_NAMES = {
     "utilization": "memory_utilization",
@@ -82,9 +87,9 @@ _EXCHANGES = ("all_to_all", "all_to_all_node", "all_gather")
 
 
 def words() -> dict[str, tuple[Any, Word]]:
-    """Every setting: its type and its words."""
-    hints = get_type_hints(Settings, include_extras=True)
-    return {name: (get_args(hint)[0], get_args(hint)[1]) for name, hint in hints.items()}
+    """Every setting: its type, a file's name being text, and its words."""
+    hints = {name: get_args(hint) for name, hint in get_type_hints(Settings, include_extras=True).items()}
+    return {name: (str if name in FILES else kind, word) for name, (kind, word) in hints.items()}
 
 
 def option_field(name: str) -> str:
@@ -103,8 +108,18 @@ def check(given: Mapping[str, Any]) -> Settings:
                 expected="one of " + ", ".join(known),
                 hint=f"Did you mean {near[0]}?" if near else "",
             )
-    present = {name: value for name, value in given.items() if value is not None}
-    return convert(present, Settings, where="settings")
+    present = {
+        name: os.fspath(value) if name in FILES and isinstance(value, os.PathLike) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    typed = {name: kind for name, (kind, _) in words().items() if name in present}
+    return cast(Settings, convert(present, TypedDict("Settings", typed), where="settings"))  # type: ignore[operator]
+
+
+def file(settings: Settings, name: Literal["workload", "calibration"]) -> str | None:
+    """The path that a setting names."""
+    return os.fspath(settings[name]) if name in settings else None
 
 
 def degrees(settings: Settings) -> dict[str, int]:
@@ -144,7 +159,8 @@ def workload(settings: Settings) -> Workload:
     """For whom: lengths, arrivals, targets; a workload file first, then what is set here."""
     from linkwise.workload.read import from_options, load
 
-    base = load(settings["workload"]) if "workload" in settings else None
+    path = file(settings, "workload")
+    base = load(path) if path is not None else None
     return from_options(
         base=base,
         isl=settings.get("isl"),

@@ -35,8 +35,7 @@ from linkwise.report.page.types import Page
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 2**10
 QUIET_S = 30.0  # a client that says nothing for so long is let go
-_FILES = ("workload", "calibration")  # settings that name files
-_FIELDS = tuple(name for name in settings.words() if name not in _FILES)
+_FIELDS = tuple(name for name in settings.words() if name not in settings.FILES)
 _COUNT = re.compile(r"[0-9]{1,9}")  # digits that Python may be asked to read as a number
 _GROUPS = ("Workload", "Layout", "Engine settings", "Experts")
 
@@ -80,7 +79,7 @@ def compute(base: Plan, asked: Inputs) -> Page | NoPlan:
     """
     from linkwise.plan.build import plan as build
 
-    for name in _FILES:
+    for name in settings.FILES:
         if name in asked.settings:
             raise InputError(f"{name} names a file", where="settings", expected="linkwise plan, then linkwise ui FILE")
     given = settings.check(asked.settings)

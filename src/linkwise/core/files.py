@@ -14,6 +14,7 @@ import yaml
 
 from linkwise.core.errors import InputError
 
+FilePath = str | os.PathLike[str]  # how Python calls name a file
 MAX_TEXT_BYTES = 32 * 2**20
 # YAML expands aliases: a small text can become a huge value, so its bound is tighter than JSON's.
 MAX_YAML_BYTES = 2 * 2**20
