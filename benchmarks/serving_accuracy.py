@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import serving_rows
+import serving_split
 from linkwise.engine import step_calibrations
 from linkwise.engine.step_constants import Spreads
 from linkwise.simulate.calibrate.case import Case
@@ -38,27 +39,44 @@ from linkwise.simulate.calibrate.made import calibration_of, spread_of
 from linkwise.simulate.calibrate.steps import run_of
 
 Floats = npt.NDArray[np.float64]
-# From which version on an engine's overheads are others: where rows of both sides differ most.
-SINCE = {"trtllm": "1.2", "vllm": "0.15", "sglang": "0.5.8"}
-GPUS = (("b200_sxm", "gb200"), ("h100_sxm",), ("h200_sxm",))
+# From which version on an engine's overheads are others: where rows of both sides differ most; and on devices of which
+# compute capability on: TensorRT-LLM's newer versions were measured on Blackwell alone.
+SINCE = {"trtllm": ("1.2", 100), "vllm": ("0.15", 0), "sglang": ("0.5.8", 0)}
+GPUS = (("b200_sxm", "gb200", "gb300"), ("h100_sxm",), ("h200_sxm",))
+DOUBT = 1.5  # times the usual error of a row: that of disaggregated ones, which Little's law reads
 FACTS = Path(__file__).resolve().parents[1] / "src" / "linkwise" / "engine" / "facts"
 
 
 class Collection:
-    """Rows, their runs, and what each is left out with."""
+    """Mixed rows, their runs, and what each is left out with; and disaggregated ones, which are fitted beside them by
+    what Little's law says of either pool (linkwise/simulate/calibrate/split.py). truth, engine, model, gpu: of mixed
+    rows; everyone's stand in `all_truth`, `all_by`, those of mixed rows first."""
 
     def __init__(self) -> None:
-        found = list(serving_rows.cases())
+        found, split = list(serving_rows.cases()), serving_rows.rows(serving_split.FILE)
         self.rows = [row for row, _ in found]
         self.cases = [case for _, case in found]
-        self.truth = measured(self.cases)
+        self.split = [serving_split.case_of(row) for row in split]
+        self.truth, self.all_truth = measured(self.cases), measured(self.all)
         self.engine = np.array([case.served.engine.name for case in self.cases])
         self.model = np.array([case.group for case in self.cases])
         self.gpu = np.array([row["gpu"] for row in self.rows])
+        beside = np.array([case.group for case in self.split]), np.array([row["system"] for row in split])
+        self.all_by = {"model": np.append(self.model, beside[0]), "gpu": np.append(self.gpu, beside[1])}
+        self.doubt = np.where(np.arange(len(self.all)) < self.number, 1.0, DOUBT)
+
+    @property
+    def all(self) -> list[Case]:
+        return self.cases + self.split
 
     @property
     def number(self) -> int:
+        """Of mixed rows."""
         return len(self.cases)
+
+    def mixed(self, values: Floats) -> Floats:
+        """TPOT, then TTFT, of mixed rows, of those of all rows."""
+        return np.concatenate((values[: self.number], values[len(self.all) : len(self.all) + self.number]))
 
 
 def figures(wanted: Floats, truth: Floats, low: Floats | None = None, high: Floats | None = None) -> str:
@@ -117,18 +135,20 @@ def roofline_predictions(what: Collection) -> Floats:
 
 
 def left_out(
-    what: Collection, whole: Fitted, groups: Sequence[Group], by: npt.NDArray[np.str_], parts: Sequence[Sequence[str]]
-) -> Floats:
-    """Predictions of each part by constants fitted to all others, the order of events as all rows have it."""
-    n = what.number
+    what: Collection, whole: Fitted, groups: Sequence[Group], by: str, parts: Sequence[Sequence[str]]
+) -> Floats:  # fmt: skip
+    """Predictions of mixed rows of each part by constants fitted to all other rows, the order of events as all rows
+    have it. by: "model" or "gpu"."""
+    n, total = what.number, len(what.all)
     found = np.full(2 * n, np.nan)
     for part in parts:
-        out = np.isin(by, part)
-        twice = np.concatenate((out, out))
-        at, _ = descend(groups, np.where(twice, np.nan, what.truth), whole.space, whole.at)
-        found[twice] = predicted(groups, whole.space, at, n)[twice]
-        tpot, ttft = (figures(found[k : k + n][out], what.truth[k : k + n][out]) for k in (0, n))
-        print(f"  left out {' '.join(part):30} {out.sum():4}   {tpot}     {ttft}", flush=True)
+        out = np.isin(what.all_by[by], part)
+        rest = np.where(np.concatenate((out, out)), np.nan, what.all_truth)
+        at, _ = descend(groups, rest, whole.space, whole.at, doubt=what.doubt)
+        mine = np.concatenate((out[:n], out[:n]))
+        found[mine] = what.mixed(predicted(groups, whole.space, at, total))[mine]
+        tpot, ttft = (figures(found[k : k + n][out[:n]], what.truth[k : k + n][out[:n]]) for k in (0, n))
+        print(f"  left out {' '.join(part):30} {out[:n].sum():4}   {tpot}     {ttft}", flush=True)
     return found
 
 
@@ -169,18 +189,19 @@ def main() -> None:
         if options.quick:
             return
     space = pooled(sorted({case.served.engine.name for case in what.cases}), SINCE)
-    whole = fit(what.cases, space)
-    steps = simulated(what.cases, space, whole.at)
-    groups = grouped(what.cases, steps, space)
-    inside = predicted(groups, space, whole.at, n)
+    whole = fit(what.all, space, doubt=what.doubt)
+    groups = grouped(simulated(what.all, space, whole.at), space)
+    of_all = predicted(groups, space, whole.at, len(what.all))
+    inside, beside = what.mixed(of_all), of_all[n : len(what.all)]
     print(f"\nfitted: {figures(inside[:n], what.truth[:n])}     {figures(inside[n:], what.truth[n:])}")
+    print(f"steps of as many rows as disaggregated ones had: {figures(beside, what.all_truth[n : len(what.all)])}")
     models = [[name] for name in sorted(set(what.model))]
     print("\nwhole models left out")
-    by_model = left_out(what, whole, groups, what.model, models)
+    by_model = left_out(what, whole, groups, "model", models)
     print(f"all: {figures(by_model[:n], what.truth[:n])}     {figures(by_model[n:], what.truth[n:])}")
     print(coverage(what, by_model, what.model, models))
     print("\nwhole GPUs left out")
-    by_gpu = left_out(what, whole, groups, what.gpu, GPUS)
+    by_gpu = left_out(what, whole, groups, "gpu", GPUS)
     print(f"all: {figures(by_gpu[:n], what.truth[:n])}     {figures(by_gpu[n:], what.truth[n:])}")
     print(coverage(what, by_gpu, what.gpu, GPUS))
     if options.fit:
@@ -196,7 +217,7 @@ def show(whole: Fitted) -> None:
         values = [(getattr(whole.constants(e, newer=False), name), whole.errors[e][place]) for e in whole.space.engines]
         print(f"{name:28}" + "".join(f"{value:12.4g} ({error:.2f})" for value, error in values))
     for engine in whole.space.engines:
-        print(f"{engine} from {SINCE[engine]} on: overheads x {whole.space.factor(whole.at, engine):.3g}")
+        print(f"{engine} from {SINCE[engine][0]} on: overheads x {whole.space.factor(whole.at, engine):.3g}")
 
 
 def write(what: Collection, whole: Fitted, inside: Floats, by_model: Floats) -> None:

@@ -48,6 +48,16 @@ def test_a_version_scales_overheads_and_nothing_else():
     assert new.hbm_efficiency == old.hbm_efficiency
 
 
+def test_a_version_scales_nothing_on_devices_older_than_those_it_was_measured_on():
+    some = changed(versions=(Version(since="1.2", overheads=0.5, capability=100),))
+    plain = some.at("1.1").layer_us
+    assert some.at("1.2", 100).layer_us == plain / 2
+    assert some.at("1.2", 90).layer_us == plain  # Hopper
+    for gpu, factor in (("h200-sxm", 1.0), ("b200-sxm", 0.5)):
+        engine = registry.get("trtllm", "1.2").calibrated(some)
+        assert engine.step_constants(cluster_of(f"1x{gpu}")).layer_us == plain * factor
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -77,6 +77,26 @@ def test_experts_that_are_unpacked_and_filled_up():
     assert seconds(work(blocks={"experts": block}), c).parts["experts"] == pytest.approx(2.016e12 / 5e12)
 
 
+def test_only_experts_that_are_picked_are_read_and_filled_up():
+    # 64 tokens pick one of 32 experts each: alike ones are missed with chance (31/32)^64 = 0.1311. Where some are
+    # picked more often, by chances that are spread exponentially (shape 1), 1 / (1 + 64/32) of them are: 2/3 are read.
+    block = Block(3e9, {"bf16": 1e12}, {"bf16": 3e12}, met=64, pick=1 / 32)
+    alike = seconds(work(blocks={"experts": block}), StepConstants(bf16_efficiency=1e3, sharpness=1.0))
+    assert alike.parts["experts"] == pytest.approx(3e-3 * (1 - 0.13112) + 1e12 / 100e15, rel=1e-4)
+    c = StepConstants(expert_evenness=1.0, expert_rows=2, expert_hbm_efficiency=0.5, sharpness=1.0)
+    uneven = seconds(work(blocks={"experts": block}), c)
+    # read: 2 GB at 0.5 TB/s; computed: 1 TFLOP and two more rows of 2/3 of the experts, 3 TFLOP each
+    assert uneven.parts["experts"] == pytest.approx(4e-3 + (1e12 + 2 * 2e12) / 100e12)
+
+
+def test_experts_whose_tokens_came_by_a_direct_exchange_compute_at_a_rate_of_their_own():
+    c = StepConstants(expert_efficiency=0.5, grouped_efficiency=2.0)
+    here, grouped = Block(3e9, {"bf16": 2e12}, {}), Block(3e9, {"bf16": 2e12}, {}, grouped=1)
+    assert seconds(work(blocks={"experts": here}), c).parts["experts"] == pytest.approx(40e-3)
+    assert seconds(work(blocks={"experts": grouped}), c).parts["experts"] == pytest.approx(20e-3)
+    assert seconds(work(blocks={"mlp": grouped}), c).parts["mlp"] == pytest.approx(20e-3)  # no expert: the plain rate
+
+
 @pytest.mark.parametrize(("p", "expected"), [(1, 7.0), (2, 5.0), (math.inf, 4.0)])
 def test_norms(p: float, expected: float):
     assert pnorm(3.0, 4.0, p) == pytest.approx(expected)
@@ -99,6 +119,15 @@ def test_a_whole_step_takes_what_its_constants_say():
                         Options())  # fmt: skip
     two = group_seconds(tiny_mla(), Layout(), calibrated(), where, decode_batch(4, 9), Options())
     assert one.token - two.token == pytest.approx((3 * 7 + 4 * 3) * 1e-6, rel=1e-9)
+
+
+def test_attention_replicas_that_share_experts_cost_more_a_layer():
+    where, four = cluster("4xh100-sxm"), decode_batch(4, 9)
+    for layout, layers in ((Layout(dp_attn=4, ep=4), 3), (Layout(tp=4, ep=4), 0)):  # 3 of its 4 layers have experts
+        plain, more = (
+            group_seconds(tiny_mla(), layout, calibrated(dp_layer_us=us), where, four, Options()).token for us in (0, 7)
+        )
+        assert more - plain == pytest.approx(layers * 7e-6, rel=1e-9)
 
 
 def test_a_mixed_step_pays_for_its_prompt_once_and_for_each_token_of_it():

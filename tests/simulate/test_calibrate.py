@@ -93,15 +93,16 @@ def test_weights_times_durations_are_the_simulated_means():
     cases = [case(512, 100, 8), case(1024, 32, 3, 2, "fixed")]
     space = pooled(["vllm"], {})
     steps = simulated(cases, space, space.centre)
-    found = np.exp(predicted(grouped(cases, steps, space), space, space.centre, 2))
-    means = [s.tpot_s for s in steps] + [s.ttft_s for s in steps]
+    found = np.exp(predicted(grouped(steps, space), space, space.centre, 2))
+    runs = [one for ((_, one),) in steps]
+    means = [s.tpot_s for s in runs] + [s.ttft_s for s in runs]
     # Kinds of step are alike within 192 prompt and 1,024 cached tokens, and tables have a few dozen sizes.
     assert found == pytest.approx(means, rel=0.01)
 
 
 def test_nothing_is_left_unexplained_of_ttft():
     space = pooled(["vllm"], {})
-    (steps,) = simulated([case(512, 100, 8)], space, space.centre)
+    (((_, steps),),) = simulated([case(512, 100, 8)], space, space.centre)
     assert abs(steps.rest_s) < 1e-9
     assert steps.tpot_weight.sum() > 0.99
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Literal, Self
 
-from linkwise.cluster.types import Accelerator, Constants
+from linkwise.cluster.types import Accelerator, Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
@@ -254,11 +254,11 @@ class Engine(ABC):
         other._constants = constants
         return other
 
-    def step_constants(self, constants: Constants) -> StepConstants:
-        """What a step takes beyond bytes and FLOPs, on a cluster with these constants."""
+    def step_constants(self, cluster: Cluster) -> StepConstants:
+        """What a step takes beyond bytes and FLOPs, on a cluster."""
         if self._constants is not None:
             return self._constants
-        return step_constants(self.calibration, self.version, constants)
+        return step_constants(self.calibration, self.version, cluster)
 
     def defaults_for(self, accelerator: Accelerator | None, layout: Layout | None = None) -> Defaults:
         """Defaults where they depend on the device (and layout); without a device, those of a large data-centre GPU."""

@@ -7,7 +7,7 @@ constants are a roofline's: those of the cluster, the same for every engine.
 import math
 from functools import lru_cache
 
-from linkwise.cluster.types import Constants
+from linkwise.cluster.types import Cluster, Constants
 from linkwise.core.errors import InputError
 from linkwise.core.identity import ById
 from linkwise.core.schema import Frozen
@@ -26,11 +26,14 @@ class StepConstants(Frozen, frozen=True, kw_only=True):
     step_us: scheduler, sampling, input preparation. layer_us: device time of a layer that no byte or FLOP explains;
     moe_, shared_, mla_, linear_, qk_norm_: more of it in layers with experts, shared experts beside them, latent
     attention, a linear mixer, norms of queries and keys; block_fp8_: where weights are FP8 with a scale a block;
-    dequant_: in layers with experts of 4-bit weights the device has no units for.
+    dequant_: in layers with experts of 4-bit weights the device has no units for; dp_: in layers with experts that
+    several attention replicas share: waiting for the slowest of them, laying out who gets which token.
     hbm_efficiency, expert_hbm_, dequant_hbm_: of the HBM rate, for weights, experts, and experts of such 4-bit weights.
     bf16_, fp8_, fp4_efficiency: of the datasheet's FLOPs by dtype; times block_fp8_efficiency for block scales, times
-    expert_efficiency for experts; dequant_efficiency: of the 16-bit rate, for weights that are unpacked to it.
-    expert_rows: rows an expert that is touched at all is filled up to, beside those it computes.
+    expert_efficiency for experts, and grouped_efficiency where a direct exchange brought their tokens;
+    dequant_efficiency: of the 16-bit rate, for weights that are unpacked to it.
+    expert_rows: rows an expert that is touched at all is filled up to, beside those it computes. expert_evenness: how
+    alike experts are picked: the shape of a gamma distribution of their chances; inf = all alike.
     kv_efficiency: of the HBM rate, for cached state; attention_efficiency: of the activations' FLOPs. kv_sharpness: as
     sharpness, of reading the cache and attending to it (1: one after the other).
     collective_us: more latency of a call; collective_share: times its catalogue time.
@@ -49,6 +52,7 @@ class StepConstants(Frozen, frozen=True, kw_only=True):
     qk_norm_layer_us: float = 0.0
     block_fp8_layer_us: float = 0.0
     dequant_layer_us: float = 0.0
+    dp_layer_us: float = 0.0
     hbm_efficiency: float = 1.0
     expert_hbm_efficiency: float = 1.0
     dequant_hbm_efficiency: float = 1.0
@@ -57,8 +61,10 @@ class StepConstants(Frozen, frozen=True, kw_only=True):
     fp4_efficiency: float = 1.0
     block_fp8_efficiency: float = 1.0
     expert_efficiency: float = 1.0
+    grouped_efficiency: float = 1.0
     dequant_efficiency: float = 1.0
     expert_rows: float = 0.0
+    expert_evenness: float = math.inf
     sharpness: float = math.inf
     kv_efficiency: float = 1.0
     attention_efficiency: float = 1.0
@@ -86,7 +92,7 @@ NAMES = tuple(name for name in StepConstants.__struct_fields__ if name not in {"
 # What one version of an engine does faster or slower than another as a whole.
 OVERHEADS = tuple(n for n in NAMES if n.endswith(("layer_us", "step_us")) and not n.startswith("prompt"))
 _LIMITS = {"us": (0.0, 1e7), "efficiency": (1e-3, 4.0), "sharpness": (1.0, math.inf), "share": (0.0, 100.0)}
-_LIMITS["rows"] = (0.0, 1e5)
+_LIMITS |= {"rows": (0.0, 1e5), "evenness": (1e-3, math.inf)}
 
 
 class Constant(Frozen, frozen=True, kw_only=True):
@@ -102,10 +108,12 @@ class Constant(Frozen, frozen=True, kw_only=True):
 
 
 class Version(Frozen, frozen=True, kw_only=True):
-    """What holds of an engine from a version on: its overheads, times so much."""
+    """What holds of an engine from a version on: its overheads, times so much. capability: on devices of at least this
+    compute capability (major*10 + minor), since it was measured on no older one; 0 = on any."""
 
     since: str
     overheads: float
+    capability: int = 0
     source: str = ""
     error: float | None = None
 
@@ -181,10 +189,11 @@ class StepCalibration(Frozen, frozen=True, kw_only=True):
             if not 0.01 <= version.overheads <= 100:
                 raise InputError(f"{version.overheads}", where=f"{where}: versions", expected="0.01..100")
 
-    def at(self, version: str) -> StepConstants:
-        """The constants as floats for a version of the engine; what the file does not name changes nothing."""
+    def at(self, version: str, capability: int = 0) -> StepConstants:
+        """The constants as floats for a version of the engine on devices of a compute capability; what the file does
+        not name changes nothing."""
         values = {name: constant.value for name, constant in self.constants.items()}
-        factor = self.factor(version)
+        factor = self.factor(version, capability)
         for name in OVERHEADS:
             if name in values:
                 values[name] *= factor
@@ -196,11 +205,11 @@ class StepCalibration(Frozen, frozen=True, kw_only=True):
         within = "" if constant.error is None else f", within {100 * constant.error:.2g} %"
         return f"{self.label}: {constant.source}{within}"
 
-    def factor(self, version: str) -> float:
+    def factor(self, version: str, capability: int = 0) -> float:
         """What the version's overheads are times of the earliest's."""
         factor, key = 1.0, version_key(version)
         for one in sorted(self.versions, key=lambda v: version_key(v.since)):
-            if key >= version_key(one.since):
+            if key >= version_key(one.since) and capability >= one.capability:
                 factor = one.overheads
         return factor
 
@@ -217,11 +226,11 @@ def roofline(constants: Constants) -> StepConstants:
     )  # fmt: skip
 
 
-def step_constants(calibration: StepCalibration | None, version: str, constants: Constants) -> StepConstants:
+def step_constants(calibration: StepCalibration | None, version: str, cluster: Cluster) -> StepConstants:
     """The constants a step takes on a cluster: the calibration's, else the cluster's roofline."""
     if calibration is None:
-        return _roofline(ById(constants))
-    return _at(ById(calibration), version)
+        return _roofline(ById(cluster.constants))
+    return _at(ById(calibration), version, cluster.accelerator.capability)
 
 
 @lru_cache(maxsize=64)
@@ -230,5 +239,5 @@ def _roofline(key: ById[Constants]) -> StepConstants:
 
 
 @lru_cache(maxsize=64)
-def _at(key: ById[StepCalibration], version: str) -> StepConstants:
-    return key.value.at(version)
+def _at(key: ById[StepCalibration], version: str, capability: int) -> StepConstants:
+    return key.value.at(version, capability)

@@ -6,11 +6,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from linkwise.core.errors import InputError
 from linkwise.core.files import parse_yaml_object
 from linkwise.core.layout import Layout
 from linkwise.engine import rules
-from linkwise.engine.base import Options, Parsed, Refusal
+from linkwise.engine.base import Convention, Options, Parsed, Refusal
 from linkwise.engine.fact_engine import (
     FactEngine,
     check_stages,
@@ -54,6 +56,12 @@ class Trtllm(FactEngine):
         yield rules.divides(model, layout, self.convention, vocab_pad=layout.stage_size)
         yield rules.experts(model, layout, even=True)
         yield rules.fp8_blocks(model, layout, self.convention)
+
+    def convention_for(self, model: Model, layout: Layout, options: Options) -> Convention:
+        # No flag: tokens go straight to their experts where its NVLink all-to-all runs (racks of Grace and Blackwell).
+        if options.moe_exchange != "all_to_all":
+            return self.convention
+        return msgspec.structs.replace(self.convention, moe_exchange="all_to_all")
 
     def stage_layers(self, layers: int, pp: int) -> tuple[int, ...]:
         """The remainder goes to the first stages. Source: tensorrt_llm/mapping.py pp_layers."""

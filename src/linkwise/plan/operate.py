@@ -192,7 +192,7 @@ def _held(least: Num, step: GroupTime, decode: GroupTime, flight: Num, name: str
 
 def request_seconds(engine: Engine, cluster: Cluster, workload: Workload, given: Given = plain) -> Num:
     """From the client to the engine's queue where no other request comes with it; None where that takes no time."""
-    c = engine.step_constants(cluster.constants)
+    c = engine.step_constants(cluster)
     if not max(c.request_us, c.request_each_us, c.request_token_us):
         return None
     taken = given("request", (c.request_us + c.request_each_us) * US, "s", c.source("request_us"))

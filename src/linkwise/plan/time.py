@@ -15,7 +15,7 @@ import numpy as np
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, power, times, total
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, times, total
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan import step_work
@@ -149,7 +149,7 @@ def stage_seconds(
     known: what calls of the same step take on other stages of the layout; those of this stage join them.
     """
     work = work_of(stock, stage, layout, engine, cluster, batch, options, places, given=given, known=known)
-    found = step_work.seconds(work, engine.step_constants(cluster.constants), given)
+    found = step_work.seconds(work, engine.step_constants(cluster), given)
     compute = named(f"{batch.kind}.compute", total(found.parts.values()), "s")
     comm = named(f"{batch.kind}.comm", found.comm, "s")
     host: Num = 0
@@ -179,15 +179,15 @@ def work_of(
     for name, (size, elements) in sorted(stage_work(stock, stage, layout, engine, options).parts.items()):
         rows = batch.sampled if name == "head" else tokens
         count = given(f"{name}.bytes", size, "B", "ledger: weights of the stage on one rank")
-        share: Num = 1
+        met: Num | None = None
+        pick, grouped = 1.0, 0
         if name == "experts" and model.moe is not None:
-            k, experts = model.moe.top_k, model.moe.experts
+            pick = model.moe.top_k / model.moe.experts
             # Tokens of the whole stage meet every expert; a rank multiplies k/E of them with each expert it holds.
             met = times(batch.tokens, layout.dp_attn) if everyone is None else everyone
-            share = named(
-                f"{batch.kind}.experts_touched", 1 - power(1 - k / experts, met), note="share of experts read"
-            )
-            rows = times(met, given("top_k/experts", k / experts, "", "routing"), options.moe_skew)
+            rows = times(met, given("top_k/experts", pick, "", "routing"), options.moe_skew)
+            exchange = engine.convention_for(model, layout, options).moe_exchange
+            grouped = int(layout.dp_attn > 1 and exchange.startswith("all_to_all"))
         flops: dict[str, Num] = {}
         fill: dict[str, Num] = {}
         for dtype, n in sorted(elements.items()):
@@ -195,9 +195,9 @@ def work_of(
             held = given(f"{name}.elements.{dtype}", n, "elements", "ledger")
             flops[kind] = flops.get(kind, 0) + 2 * rows * held
             if name == "experts":
-                fill[kind] = fill.get(kind, 0) + 2 * times(share, held)
+                fill[kind] = fill.get(kind, 0) + 2 * held
         kinds |= flops.keys()
-        blocks[name] = Block(times(count, share), flops, fill)
+        blocks[name] = Block(count, flops, fill, met, pick, grouped)
     peaks: dict[str, Num] = {kind: peak_of(kind, cluster) for kind in kinds}
     peaks["attention"] = peak_of(kind_of(model.dtype, cluster), cluster)
     exposed = _exposed(stock, stage, layout, engine, cluster, batch, options, places, given, known)
@@ -205,7 +205,7 @@ def work_of(
     kv_bytes, attention_flops = _attention(stock, stage, layout, batch, options)
     return Work(
         kind=batch.kind, blocks=blocks, hbm_Bps=cluster.accelerator.hbm_Bps, peaks=peaks, kv_bytes=kv_bytes,
-        attention_flops=attention_flops, layers=_layer_counts(stock, stage, model, block_fp8, kinds),
+        attention_flops=attention_flops, layers=_layer_counts(stock, stage, model, block_fp8, kinds, layout.dp_attn),
         calls=sum(calls for calls, _ in exposed), comm_s=total(one for _, one in exposed),
         prompt_tokens=total(_on_rank(part, layout.cp) for part in prompts),
         prompts=minimum(1, total(part.tokens for part in prompts)) if prompts else 0,
@@ -216,14 +216,16 @@ def _on_rank(part: Part, cp: int) -> Num:
     return times(part.requests, ceil_div(part.new, cp)) if cp > 1 else part.tokens
 
 
-def _layer_counts(stock: Inventory, stage: Stage, model: Model, block_fp8: bool, kinds: set[str]) -> dict[str, Num]:
+def _layer_counts(
+    stock: Inventory, stage: Stage, model: Model, block_fp8: bool, kinds: set[str], replicas: int
+) -> dict[str, Num]:  # fmt: skip
     moe = stock.ffns(stage, "moe")
     beside = moe if model.moe is not None and model.moe.shared_experts else 0
     return {
         "all": stage.layers, "moe": moe, "shared": beside, "mla": stock.of_mixer(stage, "mla", "sparse"),
         "linear": stock.of_mixer(stage, "linear", "mamba"), "qk-norm": stock.with_role(stage, "attn.q_norm"),
         "block-fp8": stage.layers if block_fp8 else 0,
-        "unpacked": moe if "unpacked" in kinds else 0,
+        "unpacked": moe if "unpacked" in kinds else 0, "replicas": moe if replicas > 1 else 0,
     }  # fmt: skip
 
 

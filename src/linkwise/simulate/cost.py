@@ -46,7 +46,7 @@ def tables_of(what: Served, longest: int, *, budget: int, sampled: int, coarse: 
         shared = layout.dp_attn > 1 and layout.cp == 1
         found.append(_stage(ask, layout.cp, budget, sampled, context, split, shared, coarse))
     columns = {name: np.array([one[name] for one in found]) for name in found[0]}
-    c = engine.step_constants(what.cluster.constants)
+    c = engine.step_constants(what.cluster)
     each = {
         name: np.full(len(found), us * US)
         for name, us in (("overhead", c.step_us), ("prompt_token", c.prompt_token_us))

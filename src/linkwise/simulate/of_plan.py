@@ -31,7 +31,7 @@ def rules_for(what: Served) -> tuple[Rules, tuple[str, ...]]:
     notes = []
     batching = what.engine.batching
     resolved, layout, verify = what.resolved, what.layout, 1 + what.options.mtp_tokens
-    c = what.engine.step_constants(what.cluster.constants)
+    c = what.engine.step_constants(what.cluster)
     if resolved.max_batched_tokens > MOST_TOKENS:
         notes.append(f"steps hold {MOST_TOKENS:,} tokens at most here, not {resolved.max_batched_tokens:,}")
     tokens = what.kv_tokens
@@ -67,6 +67,8 @@ def pool_for(what: Served, load: Requests, *, role: str, replicas: int) -> tuple
     rules, notes = rules_for(what)
     if role == "decode":  # its requests come from the other pool
         rules = replace(rules, front_s=0.0, front_each_s=0.0, front_prompt_s=0.0)
+    if role == "prefill":  # a prompt holds no room for its answer, which is drawn elsewhere
+        rules = replace(rules, reserve=0.0)
     tables = tables_for(what, rules, load)
     return Pool(rules, tables, replicas, role, f"{what.layout}, {what.cluster.name}"), notes
 

@@ -84,7 +84,7 @@ def _ops(about: Subject, batch: Batch) -> dict[int, tuple[OpTime, ...]]:
     model, layout, engine, cluster, options = about.model, about.layout, about.engine, about.cluster, about.options
     eager = options.eager or not engine.defaults.cuda_graphs
     convention, places = engine.convention_for(model, layout, options), about.places
-    stock, constants = inventory(model), engine.step_constants(cluster.constants)
+    stock, constants = inventory(model), engine.step_constants(cluster)
     works = [
         work_of(stock, stage, layout, engine, cluster, batch, options, places)
         for stage in stages(model, layout, engine)

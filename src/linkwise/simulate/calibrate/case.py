@@ -11,6 +11,7 @@ from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.ledger import ledger
+from linkwise.simulate.rules import Transfer
 from linkwise.simulate.served import Served
 from linkwise.workload.arrivals import Arrivals, times
 from linkwise.workload.lengths import Lengths, tokens
@@ -22,13 +23,26 @@ MOST_REQUESTS = 20_000  # simulated of one run: a mean over more says no more
 MOST_ROOM = 1 << 40
 
 
+class Split(NamedTuple):
+    """Where groups of their own compute the prompts. served, rules: as Case's, of those groups. replicas: of the groups
+    that compute prompts, and of those that decode. transfer, router: as in simulate/rules.py. handshake_s: before a
+    prompt may start, while both sides find each other."""
+
+    served: Served
+    rules: Mapping[str, Any]
+    replicas: tuple[int, int]
+    transfer: Transfer
+    router: str = "least"
+    handshake_s: float = 0.0
+
+
 class Case(NamedTuple):
     """One run under one load. users: of a closed loop, else rate_per_s. spread: of lengths, as workload/lengths.py.
 
     ttft_s, tpot_s: measured means; NaN where one was not. group: what it is left out with when the fit is checked (a
     model). name: where it is from. rules: fields of simulate/rules.py its engine was told otherwise than its defaults.
-    version_said: whether anybody says which version of the engine ran; else it is the newest we know, which the run is
-    no evidence of.
+    split: the groups that compute prompts, where served and rules are of those that only decode. version_said: whether
+    anybody says which version of the engine ran; else it is the newest we know, which the run is no evidence of.
     """
 
     served: Served
@@ -43,6 +57,7 @@ class Case(NamedTuple):
     group: str
     name: str
     rules: Mapping[str, Any] = {}
+    split: Split | None = None
     version_said: bool = True
 
     @property

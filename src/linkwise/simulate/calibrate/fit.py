@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from linkwise.core.errors import InputError
 from linkwise.engine.step_constants import OVERHEADS, StepConstants
 from linkwise.engine.versions import version_key
+from linkwise.plan.step_work import Work
+from linkwise.simulate.calibrate import split
 from linkwise.simulate.calibrate.case import Case
 from linkwise.simulate.calibrate.priors import FIXED, PRIORS, TPOT_SIGMA, TTFT_SIGMA, VERSION_SPREAD
 from linkwise.simulate.calibrate.steps import Steps, run_of
@@ -30,11 +32,12 @@ class Space(NamedTuple):
     """The parameters of a fit: their prior, and which engines have constants of their own.
 
     Parameters are the constants common to all, then each engine's differences, then each engine's version factor.
-    since: of an engine, the version from which on its factor holds. factors: fixed ones where they are not fitted.
+    since: of an engine, the version from which on its factor holds, and the least compute capability of devices it
+    holds on (0 = any). factors: fixed ones where they are not fitted.
     """
 
     engines: tuple[str, ...]
-    since: dict[str, str]
+    since: dict[str, tuple[str, int]]
     centre: Floats
     spread: Floats
     factors: dict[str, float] = {}
@@ -59,7 +62,7 @@ class Space(NamedTuple):
         return float(np.exp(at[len(NAMES) * (1 + len(self.engines)) + self.engines.index(engine)]))
 
 
-def pooled(engines: Sequence[str], since: dict[str, str]) -> Space:
+def pooled(engines: Sequence[str], since: dict[str, tuple[str, int]]) -> Space:
     """Every engine's constants at once, from the priors alone."""
     names = tuple(sorted(set(engines)))
     centre = np.log([PRIORS[n].centre for n in NAMES])
@@ -102,63 +105,82 @@ def constants(space: Space, at: Floats, engine: str, *, newer: bool) -> StepCons
 
 
 def is_newer(space: Space, case: Case) -> bool:
-    """Whether a run is of a version the engine's factor holds for."""
-    since = space.since.get(case.served.engine.name)
-    return since is not None and version_key(case.served.engine.version) >= version_key(since)
+    """Whether a run is of a version, and on a device, the engine's factor holds for."""
+    engine, device = case.served.engine, case.served.cluster.accelerator
+    if engine.name not in space.since:
+        return False
+    version, capability = space.since[engine.name]
+    return version_key(engine.version) >= version_key(version) and device.capability >= capability
+
+
+Parts = tuple[tuple[Case, Steps], ...]  # the steps of a run, with the group that makes them
 
 
 def simulated(
     cases: Sequence[Case], space: Space, at: Floats, told: Callable[[int], None] | None = None
-) -> list[Steps]:
-    """Every run with the constants at some parameters."""
-    found = []
+) -> list[Parts]:
+    """Every run with the constants at some parameters; what was measured of a split one (split.py)."""
+    found: list[Parts] = []
     for number, case in enumerate(cases):
-        engine = case.served.engine
-        values = constants(space, at, engine.name, newer=is_newer(space, case))
-        found.append(run_of(case._replace(served=case.served._replace(engine=engine.with_constants(values)))))
+        if case.split is not None:
+            found.append(split.parts_of(case))
+        else:
+            engine = case.served.engine
+            values = constants(space, at, engine.name, newer=is_newer(space, case))
+            run = run_of(case._replace(served=case.served._replace(engine=engine.with_constants(values))))
+            found.append(((case, run),))
         if told is not None:
             told(number + 1)
     return found
 
 
-def grouped(cases: Sequence[Case], steps: Sequence[Steps], space: Space) -> list[Group]:
+def grouped(runs: Sequence[Parts], space: Space) -> list[Group]:
     """Runs by what they are evaluated with."""
-    found: dict[tuple[str, bool, bool], list[int]] = {}
-    works = [work_of_steps(case, one) for case, one in zip(cases, steps, strict=True)]
-    for number, case in enumerate(cases):
-        key = case.served.engine.name, is_newer(space, case), unpacks(works[number])
-        found.setdefault(key, []).append(number)
-    return [
-        Group(engine, newer, together([(i, steps[i], works[i]) for i in members]))
-        for (engine, newer, _), members in found.items()
-    ]
+    found: dict[tuple[str, bool, bool], list[tuple[int, Steps, Work]]] = {}
+    for number, parts in enumerate(runs):
+        for case, steps in parts:
+            work = work_of_steps(case, steps)
+            key = case.served.engine.name, is_newer(space, case), unpacks(work)
+            found.setdefault(key, []).append((number, steps, work))
+    return [Group(engine, newer, together(members)) for (engine, newer, _), members in found.items()]
 
 
 def predicted(groups: Sequence[Group], space: Space, at: Floats, number: int) -> Floats:
-    """log of mean TPOT of every run, then of mean TTFT."""
-    found = np.full(2 * number, np.nan)
+    """log of mean TPOT of every run, then of mean TTFT; NaN where no step tells of it."""
+    found = np.zeros(2 * number)
     for group in groups:
-        tpot, ttft = means(group.runs, constants(space, at, group.engine, newer=group.newer))
-        found[group.runs.cases] = np.log(tpot)
-        found[number + group.runs.cases] = np.log(ttft)
-    return found
+        _add(found, group, means(group.runs, constants(space, at, group.engine, newer=group.newer)))
+    return np.log(np.where(found > 0, found, np.nan))
+
+
+def _add(found: Floats, group: Group, values: tuple[Floats, Floats]) -> None:
+    """The parts of each run, into TPOT of every run, then TTFT."""
+    runs = group.runs.cases.astype(np.int64)
+    for first, part in zip((0, len(found) // 2), values, strict=True):
+        np.add.at(found, first + runs, part)
 
 
 def measured(cases: Sequence[Case]) -> Floats:
-    """log of measured mean TPOT of every run, then of mean TTFT; NaN where it was not measured."""
-    found: Floats = np.log(np.array([c.tpot_s for c in cases] + [c.ttft_s for c in cases]))
+    """log of measured mean TPOT of every run, then of mean TTFT (of a split run: what split.py says of its prompts);
+    NaN where it was not measured."""
+    ttft = [c.ttft_s if c.split is None else split.told(c).prompt_s for c in cases]
+    found: Floats = np.log(np.array([c.tpot_s for c in cases] + ttft))
     return found
 
 
 def descend(
-    groups: Sequence[Group], truth: Floats, space: Space, at: Floats, *, most: int = 12
+    groups: Sequence[Group], truth: Floats, space: Space, at: Floats, *, most: int = 12, doubt: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Gauss-Newton with damping from `at`: (parameters, curvature there). The order of events is held."""
+    """Gauss-Newton with damping from `at`: (parameters, curvature there). The order of events is held.
+
+    doubt: of each run, times the usual error at which its loss turns from square to linear; None = 1 of all.
+    """
     number = len(truth) // 2
     known = np.isfinite(truth)
     if not known.any():
         raise InputError("no measured time", where="calibrate", expected="TPOT or TTFT of some run")
-    sigma = np.concatenate((np.full(number, TPOT_SIGMA), np.full(number, TTFT_SIGMA)))[known]
+    each = np.ones(number) if doubt is None else doubt
+    sigma = np.concatenate((each * TPOT_SIGMA, each * TTFT_SIGMA))[known]
 
     def off(x: Floats) -> Floats:
         found: Floats = (predicted(groups, space, x, number) - truth)[known]
@@ -195,27 +217,26 @@ def descend(
 def _slopes(groups: Sequence[Group], space: Space, at: Floats, number: int) -> Floats:
     """Derivatives of `predicted` by every parameter."""
     found = np.zeros((2 * number, len(at)))
-    k = len(NAMES)
+    k, whole = len(NAMES), np.exp(predicted(groups, space, at, number))
     for group in groups:
-        rows = np.concatenate((group.runs.cases, number + group.runs.cases))
-        base = np.log(np.concatenate(means(group.runs, constants(space, at, group.engine, newer=group.newer))))
+        base = means(group.runs, constants(space, at, group.engine, newer=group.newer))
 
         def slope(
-            place: int, group: Group = group, base: Floats = base
+            place: int, group: Group = group, base: tuple[Floats, Floats] = base
         ) -> Floats:  # fmt: skip
-            there = at.copy()
+            there, moved = at.copy(), np.zeros(2 * number)
             there[place] += _STEP
-            values = constants(space, there, group.engine, newer=group.newer)
-            return (np.log(np.concatenate(means(group.runs, values))) - base) / _STEP
+            values = means(group.runs, constants(space, there, group.engine, newer=group.newer))
+            _add(moved, group, (values[0] - base[0], values[1] - base[1]))
+            return moved / whole / _STEP
 
         for place in range(k):
-            found[rows, place] = slope(place)
-        if space.own:
-            first = k * (1 + space.engines.index(group.engine))
-            found[rows, first : first + k] = found[rows, :k]
-            if group.newer:
-                last = k * (1 + len(space.engines)) + space.engines.index(group.engine)
-                found[rows, last] = slope(last)
+            found[:, place] += (one := slope(place))
+            if space.own:
+                found[:, k * (1 + space.engines.index(group.engine)) + place] += one
+        if space.own and group.newer:
+            last = k * (1 + len(space.engines)) + space.engines.index(group.engine)
+            found[:, last] += slope(last)
     return found
 
 
@@ -236,17 +257,17 @@ def errors(space: Space, curvature: Floats) -> dict[str, Floats]:
 
 
 def fit(
-    cases: Sequence[Case], space: Space, *, rounds: int = 4, start: Floats | None = None,
+    cases: Sequence[Case], space: Space, *, rounds: int = 4, start: Floats | None = None, doubt: Floats | None = None,
     told: Callable[[int, int], None] | None = None,
 ) -> Fitted:  # fmt: skip
-    """The constants that explain the runs best. told: (round, runs simulated in it) as it goes."""
+    """The constants that explain the runs best. doubt: see descend. told: (round, runs simulated in it) as it goes."""
     at = space.centre.copy() if start is None else start
     truth = measured(cases)
     curvature = np.eye(len(at))
     for turn in range(rounds):
         steps = simulated(cases, space, at, None if told is None else partial(told, turn))
         before = at
-        at, curvature = descend(grouped(cases, steps, space), truth, space, at)
+        at, curvature = descend(grouped(steps, space), truth, space, at, doubt=doubt)
         if float(np.abs(at - before).max()) < 0.01:
             break
     return Fitted(space, at, errors(space, curvature))

@@ -47,8 +47,8 @@ def calibration_of(
     constants |= {name: Constant(value=value, unit=unit_of(name), source=SET) for name, value in FIXED.items()}
     since = fitted.space.since.get(engine)
     versions = () if since is None else (
-        Version(since=since, overheads=_rounded(fitted.space.factor(fitted.at, engine)), source=why,
-                error=_rounded(float(errors[-1]), 2)),
+        Version(since=since[0], capability=since[1], overheads=_rounded(fitted.space.factor(fitted.at, engine)),
+                source=why, error=_rounded(float(errors[-1]), 2)),
     )  # fmt: skip
     return StepCalibration(
         engine=engine, label=label, made=made, source=source, constants=constants, range=range_of(cases),

@@ -4,6 +4,7 @@ The constants known before are the prior, so that a few rows move what they tell
 """
 
 import datetime
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -19,6 +20,7 @@ from linkwise.simulate.calibrate.case import Case
 from linkwise.simulate.calibrate.fit import (
     NAMES,
     Fitted,
+    Parts,
     Space,
     descend,
     fit,
@@ -29,7 +31,6 @@ from linkwise.simulate.calibrate.fit import (
 )
 from linkwise.simulate.calibrate.made import calibration_of, range_of, spread_of
 from linkwise.simulate.calibrate.priors import PRIORS, TPOT_SIGMA, TTFT_SIGMA, unit_of
-from linkwise.simulate.calibrate.steps import Steps
 from linkwise.simulate.tables import Floats
 
 _CLOSE, _WIDE = 0.1, 0.5  # how far one deployment's constants lie from those of all, as logarithms
@@ -91,9 +92,9 @@ def calibrate(
     begin = simulated(cases, space, space.centre)
     fitted = fit(cases, space, rounds=3, told=told)
     steps = simulated(cases, space, fitted.at)
-    after = predicted(grouped(cases, steps, space), space, fitted.at, len(cases))
+    after = predicted(grouped(steps, space), space, fitted.at, len(cases))
     without = _left_out(cases, steps, fitted)
-    first = predicted(grouped(cases, begin, space), space, space.centre, len(cases))
+    first = predicted(grouped(begin, space), space, space.centre, len(cases))
     errors = [_error(of, truth) for of in (first, after, without)]
     explained = _explained(truth - after, truth - without, base)
     off = np.where(np.isfinite(without), truth - without, truth - after)
@@ -127,26 +128,26 @@ def _explained(after: Floats, without: Floats, base: StepCalibration | None) -> 
 def _space(engine: str, base: StepCalibration | None) -> Space:
     centre = np.log([PRIORS[name].centre for name in NAMES])
     spread = np.array([PRIORS[name].spread for name in NAMES])
-    since: dict[str, str] = {}
+    since: dict[str, tuple[str, int]] = {}
     factors: dict[str, float] = {}
     if base is not None:
         known = base.constants
         for place, name in enumerate(NAMES):
-            if name in known and known[name].value > 0:
+            if name in known and 0 < known[name].value < math.inf:
                 centre[place] = np.log(known[name].value)
         spread = np.clip(spread / 2, _CLOSE, _WIDE)
         for version in base.versions[-1:]:
-            since[engine], factors[engine] = version.since, version.overheads
+            since[engine], factors[engine] = (version.since, version.capability), version.overheads
     return Space((engine,), since, centre, spread, factors)
 
 
-def _left_out(cases: Sequence[Case], steps: Sequence[Steps], fitted: Fitted) -> Floats:
+def _left_out(cases: Sequence[Case], steps: Sequence[Parts], fitted: Fitted) -> Floats:
     """Each row by constants fitted to others, the events as all rows have them."""
     number, folds = len(cases), min(_FOLDS, len(cases))
     truth, found = measured(cases), np.full(2 * len(cases), np.nan)
     if folds < 2:
         return found
-    groups = grouped(cases, steps, fitted.space)
+    groups = grouped(steps, fitted.space)
     for fold in range(folds):
         mine = np.arange(number) % folds == fold
         rest = np.where(np.concatenate((mine, mine)), np.nan, truth)

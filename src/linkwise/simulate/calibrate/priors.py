@@ -31,6 +31,7 @@ PRIORS: dict[str, Prior] = {
     "qk_norm_layer_us": Prior(2 * _REPLAYED, 0.5, 0.06),
     "block_fp8_layer_us": Prior(10 * _REPLAYED, 0.5, 0.06),
     "dequant_layer_us": Prior(5 * _REPLAYED, 0.5, 0.06),
+    "dp_layer_us": Prior(10 * _REPLAYED, 1.0, 0.3),
     "hbm_efficiency": Prior(0.9, 0.15, 0.018),
     "expert_hbm_efficiency": Prior(0.8, 0.15, 0.018),
     "dequant_hbm_efficiency": Prior(0.7, 0.2, 0.018),
@@ -39,8 +40,10 @@ PRIORS: dict[str, Prior] = {
     "fp4_efficiency": Prior(0.6, 0.3, 0.03),
     "block_fp8_efficiency": Prior(0.6, 0.5, 0.03),
     "expert_efficiency": Prior(0.6, 0.3, 0.018),
+    "grouped_efficiency": Prior(1.0, 0.1, 0.6),
     "dequant_efficiency": Prior(0.4, 0.5, 0.03),
     "expert_rows": Prior(32, 0.5, 0.018),
+    "expert_evenness": Prior(1.5, 1.0, 0.018),
     "kv_efficiency": Prior(0.7, 0.3, 0.03),
     "attention_efficiency": Prior(0.4, 0.5, 0.03),
     "collective_us": Prior(2, 1.0, 0.06),
@@ -58,7 +61,7 @@ PRIORS: dict[str, Prior] = {
 # Not fitted: the norm in which reading and computing of a part add up, and that a cache is read, then attended to.
 FIXED = {"sharpness": 2.5, "kv_sharpness": 1.0}
 VERSION_SPREAD = 0.3  # of the logarithm of what newer versions' overheads are times of older ones'
-UNITS = {"us": "us", "efficiency": "share", "share": "factor", "rows": "rows", "sharpness": ""}
+UNITS = {"us": "us", "efficiency": "share", "share": "factor", "rows": "rows", "evenness": "", "sharpness": ""}
 TPOT_SIGMA, TTFT_SIGMA = 0.06, 0.15  # of log(measured / predicted) where the robust loss turns from square to linear
 
 

@@ -55,7 +55,7 @@ def work_of_steps(case: Case, steps: "Steps") -> Work:
 
 def stage_seconds_of(case: Case, carried: Carried) -> Floats:
     """Seconds (step, stage) with the constants its engine has."""
-    constants = case.served.engine.step_constants(case.served.cluster.constants)
+    constants = case.served.engine.step_constants(case.served.cluster)
     number, places = len(carried.rows), _stages(case)
     found = np.zeros((number, len(places)))
     for first in range(0, number, _AT_ONCE):
@@ -113,6 +113,9 @@ def _one_after_the_other(works: Sequence[Work], sizes: Sequence[int]) -> Work:
             joined([block.bytes for block in mine]),
             {k: joined([block.flops.get(k, 0) for block in mine]) for k in kinds},
             {k: joined([block.fill_flops.get(k, 0) for block in mine]) for k in kinds if name == "experts"},
+            joined([0 if block.met is None else block.met for block in mine]) if name == "experts" else None,
+            joined([0.5 if block.met is None else block.pick for block in mine]) if name == "experts" else 1.0,
+            joined([block.grouped for block in mine]),
         )
     names = sorted({name for work in works for name in work.peaks})
     return Work(
