@@ -36,7 +36,7 @@ def played(
     arrivals: str | None = None, lengths: str | None = None, long: str | None = None, think: Text = None,
     seed: int = 0, ttft: Text = None, tpot: Text = None, replicas: int | None = None,
     prefill: "FilePath | Plan | None" = None, router: str = "least", max_waiting: int = 0,
-    fault: Sequence[str] = (), recovery: str | None = None,
+    fault: Sequence[str] = (), recovery: str | None = None, period: Text = None, swing: float | None = None,
     steps: int = 0, progress: Progress | None = None,
 ) -> "Simulated":  # fmt: skip
     """A simulation with its requests (one record each) and its first `steps` steps: simulate/write.py writes them.
@@ -60,7 +60,7 @@ def played(
     asked = Asked(
         trace=_trace(workload), number=positive(requests, "--requests"),
         users=positive(concurrency, "--concurrency", MOST_USERS), rate_per_s=_rate(rate), arrivals=arrivals or None,
-        spread=lengths or None, long=long or None, isl=isl, osl=osl,
+        period_s=_seconds(period, "--period"), swing=swing, spread=lengths or None, long=long or None, isl=isl, osl=osl,
     )  # fmt: skip
     return ask(
         shaped, asked, prefill=None if prefill is None else plan_of(prefill), run=run,
@@ -73,7 +73,8 @@ def capacity(
     months: float | None = None, peak_factor: float = 1.0, failures: int = 1, failure_of: str | None = None,
     percentile: float = 99.0, ttft: Text = None, tpot: Text = None, isl: int | None = None, osl: int | None = None,
     requests: int | None = None, arrivals: str | None = None, lengths: str | None = None, long: str | None = None,
-    prefill: "FilePath | Plan | None" = None, router: str = "least", seed: int = 0, progress: Progress | None = None,
+    period: Text = None, swing: float | None = None, prefill: "FilePath | Plan | None" = None, router: str = "least",
+    seed: int = 0, progress: Progress | None = None,
 ) -> "Capacity":  # fmt: skip
     """How many of the plan's replicas hold the load when it has grown and some are gone? percentile: in percent.
 
@@ -97,7 +98,7 @@ def capacity(
     number = positive(requests, "--requests")
     asked = Asked(
         trace=_trace(workload), number=number, arrivals=arrivals or None, spread=lengths or None, long=long or None,
-        isl=isl, osl=osl,
+        isl=isl, osl=osl, period_s=_seconds(period, "--period"), swing=swing,
     )  # fmt: skip
     return decide(
         shaped, wanted, asked, Run(seed=seed, router=router), prefill=None if prefill is None else plan_of(prefill),
@@ -123,7 +124,6 @@ def scaled(
     replicas all the time. Raises InputError as the command does.
     """
     from linkwise.simulate import scaling
-    from linkwise.simulate.autoscale import PERIOD_S
     from linkwise.simulate.autoscale import autoscale as run_rules
     from linkwise.simulate.load import Asked
     from linkwise.simulate.rules import Run
@@ -138,14 +138,12 @@ def scaled(
     seconds = scaling.seconds(cold_start, "--cold-start") if isinstance(cold_start, str) else cold_start
     if seconds is None:
         raise InputError("no cold start", where="autoscale", expected="--cold-start 90s, or --load-rate 4GB/s")
-    kind, every = arrivals or None, _seconds(period, "--period")
-    if workload is None:  # a load that comes and goes, unless something else is asked for
-        kind = kind or "diurnal"
-        every = PERIOD_S if every is None and kind in ("diurnal", "mmpp") else every
-        swing = 0.8 if swing is None and kind == "diurnal" else swing
+    # A load that comes and goes, unless something else is asked for.
+    kind = arrivals or ("diurnal" if workload is None else None)
     asked: Asked = Asked(
         trace=_trace(workload), number=positive(requests, "--requests"), rate_per_s=_rate(rate), arrivals=kind,
-        spread=lengths or None, long=long or None, swing=swing, period_s=every, isl=isl, osl=osl,
+        spread=lengths or None, long=long or None, swing=swing, isl=isl, osl=osl,
+        period_s=_seconds(period, "--period"),
     )  # fmt: skip
     known += scaling.references(known, shaped.cluster.size // shaped.layout.size)
     return run_rules(

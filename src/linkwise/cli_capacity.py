@@ -14,12 +14,14 @@ from linkwise.cli_load import (
     Long,
     Number,
     Osl,
+    Period,
     Prefill,
     Rate,
     Router,
     Seed,
     Source,
     Spread,
+    Swing,
     Target,
     Trace,
     progress_bar,
@@ -57,6 +59,8 @@ def capacity(
     osl: Osl = None,
     requests: Number = None,
     arrivals: Arrivals = "",
+    period: Period = "",
+    swing: Swing = None,
     lengths: Spread = "",
     long: Long = "",
     prefill: Prefill = "",
@@ -74,8 +78,8 @@ def capacity(
         found = ask(
             plan, rate=rate, workload=workload, growth=growth, months=months, peak_factor=peak_factor,
             failures=failures, failure_of=failure_of or None, percentile=percentile, ttft=ttft, tpot=tpot,
-            isl=isl, osl=osl, requests=requests, arrivals=arrivals, lengths=lengths, long=long,
-            prefill=prefill or None, router=router, seed=seed, progress=progress,
+            isl=isl, osl=osl, requests=requests, arrivals=arrivals, period=period, swing=swing, lengths=lengths,
+            long=long, prefill=prefill or None, router=router, seed=seed, progress=progress,
         )  # fmt: skip
     if json:
         print_json(found)

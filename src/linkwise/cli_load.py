@@ -21,6 +21,12 @@ Number = Annotated[int | None, typer.Option(help="how many", rich_help_panel=LOA
 Arrivals = Annotated[
     str, typer.Option(help="poisson (unless said otherwise), gamma, mmpp, diurnal or even", rich_help_panel=LOAD)
 ]
+Period = Annotated[
+    str, typer.Option(help="of diurnal arrivals, 24h; of mmpp's stays, 5min", metavar="TIME", rich_help_panel=LOAD)
+]
+Swing = Annotated[
+    float | None, typer.Option(help="of diurnal arrivals, share of the rate up and down, 0.8", rich_help_panel=LOAD)
+]
 Spread = Annotated[
     str, typer.Option(help="scattered (unless said otherwise), fixed, uniform or lognormal", rich_help_panel=LOAD)
 ]

@@ -16,6 +16,7 @@ from linkwise.cli_load import (
     Long,
     Number,
     Osl,
+    Period,
     Prefill,
     Rate,
     Router,
@@ -23,6 +24,7 @@ from linkwise.cli_load import (
     Source,
     Spread,
     Steps,
+    Swing,
     Target,
     Trace,
     progress_bar,
@@ -41,6 +43,8 @@ def simulate(
     osl: Osl = None,
     requests: Number = None,
     arrivals: Arrivals = "",
+    period: Period = "",
+    swing: Swing = None,
     lengths: Spread = "",
     long: Long = "",
     think: Annotated[
@@ -83,7 +87,7 @@ def simulate(
     with progress_bar(json) as progress:
         found = played(
             plan, workload=workload, rate=rate, concurrency=concurrency, isl=isl, osl=osl, requests=requests,
-            arrivals=arrivals,
+            arrivals=arrivals, period=period, swing=swing,
             lengths=lengths, long=long, think=think, seed=seed, ttft=ttft, tpot=tpot, replicas=replicas,
             prefill=prefill or None, router=router, max_waiting=max_waiting, fault=fault or (),
             recovery=recovery or None, steps=steps_of(steps, timeline, "simulate"), progress=progress,

@@ -93,7 +93,7 @@ def test_every_kind_of_arrivals_has_its_rate(kind: str) -> None:
     # The time of n arrivals scatters by sqrt(n · index of dispersion) / rate: 1 of Poisson, cv² of Gamma; of the
     # two-state process 1 + 2 var(rate) · mean stay / 2 / rate, with rates 3.2 and 12.8: var 23.04, so 1 + 5.8.
     dispersion = {"even": 0.0, "poisson": 1.0, "gamma": 4.0, "mmpp": 1 + 23.04 * 2 / 8, "diurnal": 1.0}[kind]
-    wave = 0.5 * 2.0 / math.pi if kind == "diurnal" else 0.0  # of a period in part
+    wave = 0.8 * 2.0 / math.pi if kind == "diurnal" else 0.0  # of a period in part
     assert abs(at[-1] - number / rate) < 4 * math.sqrt(number * dispersion) / rate + wave + 1e-3
 
 

@@ -30,8 +30,6 @@ from linkwise.workload.types import Targets
 AUTOSCALE_SCHEMA = "linkwise.autoscale/1"
 MINUTE_S = 60.0
 MAX_CHANGES = 10_000  # kept of one rule
-LEAST_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
-PERIOD_S = 1800.0  # of a load that comes and goes, where it is not said
 
 
 class Change(Frozen, frozen=True, kw_only=True):
@@ -370,7 +368,7 @@ def autoscale(
         raise InputError(f"{cold_start_s:g} s", where="--cold-start", expected="0..100000 s")
     if (asked or Asked()).users is not None:
         raise InputError("a closed loop", where="autoscale", expected="arrivals: users that wait hide a slow start")
-    load, _, notes, drawn = load_of(plan, _long_enough(plan, asked or Asked()), run.seed)
+    load, _, notes, drawn = load_of(plan, asked or Asked(), run.seed)
     whole = plan.cluster.size // plan.layout.size
     pool, said = pool_of(plan, load, replicas=whole)
     plays = [(rule, play(pool, load, run, rule, cold_start_s, targets, progress, drawn)) for rule in rules]
@@ -383,14 +381,6 @@ def autoscale(
         notes=tuple(dict.fromkeys((*notes, *said, *certainty(plan)))),
         not_modelled=(*NOT_MODELLED, *plays[0][1].found.summary.not_modelled) if plays else NOT_MODELLED,
     ), tuple(played for _, played in plays)  # fmt: skip
-
-
-def _long_enough(plan: Plan, asked: Asked) -> Asked:
-    """Two periods of arrivals where nobody says how many requests there are."""
-    rate = asked.rate_per_s or plan.workload.rate_per_s
-    if asked.trace is not None or asked.number is not None or rate is None:
-        return asked
-    return asked._replace(number=int(min(max(2 * (asked.period_s or PERIOD_S) * rate, LEAST_REQUESTS), MOST_REQUESTS)))
 
 
 def cold_start(plan: Plan, load_Bps: float, start_up_s: float) -> float:

@@ -20,7 +20,7 @@ from linkwise.plan.types import Plan, Shortfall
 from linkwise.simulate.certainty import certainty
 from linkwise.simulate.failures import FAILURE_OF
 from linkwise.simulate.fleet import Counts, Fleet
-from linkwise.simulate.load import Asked, load_of
+from linkwise.simulate.load import Asked, enough, load_of
 from linkwise.simulate.of_plan import pool_of, transfer_of
 from linkwise.simulate.rules import Run, Transfer
 from linkwise.simulate.trials import Seen, Trials, fewest, most_rate, rate_of
@@ -30,6 +30,7 @@ from linkwise.workload.types import Targets
 CAPACITY_SCHEMA = "linkwise.capacity/1"
 # Requests of a run where their number is not given: five minutes of the rate, within these.
 LEAST_REQUESTS, MOST_REQUESTS, SECONDS = 3000, 50_000, 300
+MOST_IN_PERIOD = 200_000  # of arrivals that come and go: all of a period, in each of some twenty runs
 
 
 class Growth(NamedTuple):
@@ -318,7 +319,8 @@ def _load(
     if today is None:
         raise InputError("no rate", where="capacity", expected="--rate or a trace: the plan was made for none")
     planned = today * wanted.peak * wanted.growth.factor
-    number = asked.number or int(min(max(planned * SECONDS, LEAST_REQUESTS), MOST_REQUESTS))
+    usual = int(min(max(planned * SECONDS, LEAST_REQUESTS), MOST_REQUESTS))
+    number = enough(asked, planned, usual, MOST_IN_PERIOD)
     found = load_of(plan, asked._replace(number=number, rate_per_s=planned), seed)
     return found.requests, planned, today, planned, found.notes
 

@@ -1,20 +1,22 @@
 """The requests a user asks for: a trace, or a plan's lengths with drawn arrivals, or a closed loop."""
 
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from linkwise.core.errors import InputError
+from linkwise.core.units import show_time
 from linkwise.plan.types import Plan
 from linkwise.simulate.of_plan import longest_of
 from linkwise.workload import lengths, traces
 from linkwise.workload.arrivals import KINDS as ARRIVALS
-from linkwise.workload.arrivals import Arrivals, times
+from linkwise.workload.arrivals import PERIODS, Arrivals, times
 from linkwise.workload.lengths import KINDS, Lengths
 from linkwise.workload.requests import MAX_REQUESTS, Floats, Ints, Requests, requests
 
-DEFAULT_REQUESTS = 2000
+DEFAULT_REQUESTS, MOST_DRAWN = 2000, 2_000_000  # where their number is not given
 PER_USER = 10  # requests a user of a closed loop sends, where their number is not given
 LONG = ("refuse", "drop")
 # Lengths of which only the means are known: requests of equal lengths would march in step.
@@ -27,8 +29,9 @@ class Asked(NamedTuple):
 
     trace: a file; without one, lengths are the plan's (or isl, osl), arrivals at rate_per_s or a closed loop of
     `users`, and where neither is given what the plan was made for. arrivals: a kind of workload/arrivals.py, poisson
-    where it is not said; spread: one of SPREADS, scattered where it is not said. period_s, swing: of diurnal arrivals,
-    the period of those in two states too. long: "refuse" or "drop" what a trace has beyond the model's context.
+    where it is not said; spread: one of SPREADS, scattered where it is not said. period_s, swing: of diurnal arrivals
+    (a day and four fifths where they are not said), period_s of stays in two states too. long: "refuse" or "drop" what
+    a trace has beyond the model's context.
     """
 
     trace: str | Path | None = None
@@ -100,19 +103,49 @@ def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
         raise InputError(
             "no load", where="simulate", expected="--rate, --concurrency or a trace: the plan was made for none"
         )
-    count = asked.number or (PER_USER * users if users else DEFAULT_REQUESTS)
+    kind = _arrivals(asked, users)
+    count = PER_USER * users if users and not asked.number else enough(asked, rate or 1.0, DEFAULT_REQUESTS, MOST_DRAWN)
     if count > MAX_REQUESTS:
         raise InputError(f"{count:,} requests", where="simulate", expected=f"at most {MAX_REQUESTS:,}")
     inputs, outputs, words = _lengths(plan, asked, count, seed)
-    kind = _arrivals(asked, users)
-    stream = Arrivals(rate_per_s=rate or 1.0, kind=kind, period_s=asked.period_s or 60.0, swing=_swing(asked))
+    said = {"period_s": _period(asked), "swing": asked.swing}
+    stream = Arrivals(rate_per_s=rate or 1.0, kind=kind, **{k: v for k, v in said.items() if v is not None})
     at = np.zeros(count) if users else times(stream, count, seed)
-    words = f"{words}, {f'{users} users in a closed loop' if users else _offered(kind, rate or 1.0, at)}"
+    words = f"{words}, {f'{users} users in a closed loop' if users else _offered(stream, at)}"
     return Load(requests(at, inputs, outputs), users or 0, (f"{count:,} requests, {words}",), None if users else rate)
 
 
-def _swing(asked: Asked) -> float:
-    return 0.5 if asked.swing is None else asked.swing
+def enough(asked: Asked, rate_per_s: float, usual: int, most: int) -> int:
+    """How many requests: as many as are asked for, or `usual`, or all of a period where arrivals come and go in one.
+
+    Raises InputError where that takes more than `most`: a part of a day is no day.
+    """
+    kind, period = asked.arrivals or "", _period(asked)
+    if asked.number is not None:
+        return asked.number
+    if period is None:
+        return usual
+    whole = rate_per_s * period * STAYS.get(kind, 1)
+    if whole > most:
+        raise InputError(
+            f"a period of {span(period)} at {rate_per_s:g}/s takes {whole:,.0f} requests, at most {most:,} are drawn",
+            where=f"--arrivals {kind}",
+            expected=f"--period {span(period * most / whole)} or less, or --requests N for a part of one",
+        )  # fmt: skip
+    return max(usual, ceil(whole))
+
+
+def _period(asked: Asked) -> float | None:
+    """Of arrivals that have one."""
+    return asked.period_s or PERIODS.get(asked.arrivals or "")
+
+
+def span(seconds: float) -> str:
+    """24 h, 30 min, 45 s."""
+    for unit, scale in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return show_time(seconds)
 
 
 def _arrivals(asked: Asked, users: int | None) -> str:
@@ -133,15 +166,22 @@ def _arrivals(asked: Asked, users: int | None) -> str:
     return kind
 
 
-def _offered(kind: str, rate: float, at: Floats) -> str:
+def _offered(stream: Arrivals, at: Floats) -> str:
     """Arrivals in words; where so few requests come at another mean rate than asked, that rate too."""
-    words = f"{kind} arrivals at {rate:g}/s"
-    span = float(at[-1] - at[0]) if len(at) > 1 else 0.0
-    came = (len(at) - 1) / span if span > 0 else rate
-    return words if abs(came / rate - 1) <= OFF else f"{words} over a long time, these at {came:.3g}/s"
+    rate, long = stream.rate_per_s, float(at[-1] - at[0]) if len(at) > 1 else 0.0
+    came = (len(at) - 1) / long if long > 0 else rate
+    words = f"{stream.kind} arrivals at {rate:g}/s"
+    words = words if abs(came / rate - 1) <= OFF else f"{words} over a long time, these at {came:.3g}/s"
+    if stream.kind == "diurnal":
+        periods = f"{long / stream.period_s:.2g} of a period of {span(stream.period_s)}"
+        return f"{words} ({periods}, {100 * stream.swing:g} % up and down)"
+    if stream.kind == "mmpp":
+        return f"{words} (stays of {span(stream.period_s)} on average, {stream.burst:g} times as fast in one state)"
+    return f"{words} (gaps scatter by {stream.cv:g} times their mean)" if stream.kind == "gamma" else words
 
 
 OFF = 0.05  # a mean rate further off than this is said
+STAYS = {"mmpp": 8}  # periods that a run takes in where nobody says how long it is; one of others
 
 
 def _lengths(plan: Plan, asked: Asked, count: int, seed: int) -> tuple[Ints, Ints, str]:

@@ -9,11 +9,13 @@ after the last arrival count, as long as somebody waits. Error rates: docs/simul
 
 import numpy as np
 
+from linkwise.core.units import show_time
 from linkwise.simulate import state
 from linkwise.simulate.state import Array
 
 LEAST = 20  # requests
 STRETCH, OF_TRACE = 1 / 5, 1 / 3  # of the arrivals, at least; of a trace, whose rate nobody says
+SURE = 2.0  # times what seats can give: a load that much beyond needs no queue to be seen
 CHANCE = 1.5  # standard deviations of the count of as many arrivals that what waits has grown by, at least
 WINDOWS = 32  # that a trace is counted in
 
@@ -58,6 +60,23 @@ def saturation(every: Array, asked_per_s: float | None = None) -> str:
     return (
         f"over the last {came:,} arrivals those waiting grew from {int(waiting[begin]):,} to {int(waiting[-1]):,},"
         f" {served:.3g}/s were served: the load of {offered:.3g}/s is about {offered / served:.2f} times what is served"
+    )
+
+
+def beyond(every: Array, seats: int, asked_per_s: float | None) -> str:
+    """Whether the rate asked for is more than seats can give, in words; "" when it is not.
+
+    A run of few requests ends before a queue says anything. Seats that are all taken serve one request each in a stay,
+    which is no shorter than the stays seen where fewer were taken (Little's law): no pool serves more than that.
+    """
+    done = every[every["status"] == state.DONE]
+    begins = np.where(done["source"] >= 0, done["moved"], done["start"])
+    stay = float(np.mean(done["end"] - begins)) if len(done) else 0.0
+    if asked_per_s is None or stay <= 0 or asked_per_s <= SURE * seats / stay:
+        return ""
+    return (
+        f"{seats:,} seats serve at most {seats / stay:.3g}/s, one request in {show_time(stay)} each: the load of"
+        f" {asked_per_s:.3g}/s is beyond that"
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from linkwise.simulate import state
 from linkwise.simulate.rules import Pool, Run
-from linkwise.simulate.saturation import refusals, saturation
+from linkwise.simulate.saturation import beyond, refusals, saturation
 from linkwise.simulate.state import Array, World
 from linkwise.simulate.types import PoolUse, Split, Spread, Summary
 from linkwise.workload.types import Targets
@@ -69,7 +69,9 @@ def summary(
         inside[several] &= tpot <= targets.tpot_s
     use = tuple(_use(w, number, pool, span) for number, pool in enumerate(pools))
     tpot_share = float(tpot.mean()) / targets.tpot_s if targets.tpot_s and len(tpot) else 0.0
-    why = saturation(every, asked_per_s) if not run.users else refusals(every)
+    # Of the pool that draws answers, or the only one.
+    seats = pools[-1].replicas * pools[-1].rules.lanes * pools[-1].rules.max_seqs
+    why = refusals(every) if run.users else saturation(every, asked_per_s) or beyond(every, seats, asked_per_s)
     refused, lost, unmoved = (int((every["status"] == s).sum()) for s in (state.REFUSED, state.LOST, state.UNMOVED))
     per_s = 1 / span if span else 0.0
     return Summary(

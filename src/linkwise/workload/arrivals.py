@@ -11,6 +11,7 @@ from linkwise.core.schema import Frozen
 from linkwise.workload.requests import MAX_REQUESTS, Floats
 
 KINDS = ("poisson", "gamma", "mmpp", "diurnal", "even")
+PERIODS = {"diurnal": 86_400.0, "mmpp": 300.0}  # seconds, where nobody says: a day, and stays that fill a queue
 _US = 1e-6
 
 
@@ -27,8 +28,8 @@ class Arrivals(Frozen, frozen=True, kw_only=True):
     kind: str = "poisson"
     cv: float = 2.0
     burst: float = 4.0
-    swing: float = 0.5
-    period_s: float = 60.0
+    swing: float = 0.8
+    period_s: float = PERIODS["diurnal"]
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
