@@ -18,8 +18,9 @@ from linkwise.cluster.detail import NodeDetail
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import encode_json
+from linkwise.launch.bench import commands
 from linkwise.launch.scripts import line, quoted, scripts
-from linkwise.launch.types import Deployment, Process
+from linkwise.launch.types import Deployment, Process, Served
 from linkwise.launch.write import DEPLOYMENT, read, write
 
 HOSTILE = ["a b", "$(touch gone)", "`id`", "'", '"', "\\", "*", "", "a;b", "é", "${HOST_0", "$HOST_0", "#", "~", "!x"]
@@ -124,6 +125,27 @@ def test_addresses_are_filled_in_from_one_file(tmp_path: Path) -> None:
     assert named.processes[2].environment["VLLM_HOST_IP"] == "10.0.0.2"
 
 
+def test_benchmarks_have_the_flags_of_their_tools_release() -> None:
+    """GuideLLM 0.8.1: `guidellm run --help` and its README (kind=poisson takes rate, concurrent takes streams); aiperf
+    0.13.0 and vLLM 0.32.0: their options as they are declared (config/flags/cli_config.py, benchmarks/serve.py)."""
+    one = small(hosts=("n0", "n1"))
+    rate = msgspec.structs.replace(one, served=Served(isl_tokens=100, osl_tokens=20, rate_per_s=1.5, concurrency=8))
+    words = commands(rate)["guidellm"]
+    assert words[:2] == ["guidellm", "run"]
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    assert json.loads(given["--backend"]) == {
+        "kind": "openai_http", "target": "http://n0:8000", "model": one.called, "request_format": "/v1/completions"
+    }  # fmt: skip
+    assert given["--profile"] == "kind=poisson,rate=1.5,max_concurrency=8"
+    assert given["--constraint"] == "kind=max_requests,count=180"  # two minutes of arrivals
+    assert given["--data"] == "kind=synthetic_text,prompt_tokens=100,output_tokens=20"
+    assert json.loads(given["--tokenizer"]) == {"kind": "huggingface_auto", "model": one.model}
+    assert given["--seed"] == "kind=static,value=0"
+    many = msgspec.structs.replace(one, served=Served(isl_tokens=100, osl_tokens=20, concurrency=8))
+    assert "kind=concurrent,streams=8" in commands(many)["guidellm"]
+    assert "GuideLLM 0.8.1" in scripts(one)["bench.sh"]
+
+
 def test_nics_numa_nodes_and_the_interface() -> None:
     numa = (0, 0, 0, 0, 1, 1, 1, 1)
     paths = tuple(" ".join(["-"] * 8 + ["PIX" if a == b else "SYS" for b in range(8)]) for a in range(8))
@@ -206,13 +228,6 @@ def _alive(pid: int) -> bool:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-@pytest.fixture
-def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys, tmp_path)
 
 
 def test_the_command(linkwise: Shell) -> None:
@@ -306,15 +321,6 @@ def test_the_name_in_the_api_is_the_plans_whatever_folder_serves_it(linkwise: Sh
     assert linkwise("plan llama-3.3-70b --on 8xh100-sxm --tp 8 --isl 1000 --osl 100 -o p.json").code == 0
     assert json.loads(linkwise("launch p.json --weights /models/it --json").out)["called"] == "llama-3.3-70b"
     assert json.loads(linkwise("launch p.json --weights /models/it --name x --json").out)["called"] == "x"
-
-
-def test_a_trtllm_group_over_slurm_nodes_asks_for_its_own_number_of_tasks(linkwise: Shell) -> None:
-    # srun(1): SLURM_NTASKS of the step around it is the default of --ntasks, before --ntasks-per-node.
-    base = "plan llama-3.3-70b --on 2x8xh100-sxm --engine trtllm --tp 8 --pp 2 --isl 1000 --osl 100"
-    assert linkwise(f"{base} -o p.json").code == 0
-    made = json.loads(linkwise("launch p.json --multi-node slurm --json").out)
-    words = next(p["command"] for p in made["processes"] if p["command"][0] == "srun")
-    assert "--ntasks=16" in words and "--ntasks-per-node=8" in words and "--nodes=2" in words
 
 
 def test_names_of_a_plan_file_are_hostile(linkwise: Shell) -> None:

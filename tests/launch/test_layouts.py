@@ -6,6 +6,7 @@ _calculate_rank_ranges and TensorRT-LLM's mapping.py count stages, then the rank
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -141,6 +142,46 @@ def test_a_ray_cluster_has_the_groups_devices_and_one_command() -> None:
     fronts = [p for p in made.processes if p.command[0] == "vllm"]
     assert [parsed(given, p, made).layout for p in fronts] == [layout, layout]
     assert all(p.environment["RAY_ADDRESS"].startswith(p.host) for p in fronts)
+
+
+def test_attention_replicas_on_a_ray_cluster_are_asked_for_node_by_node() -> None:
+    """vLLM 0.32, v1/engine/utils.py create_dp_placement_groups: --data-parallel-size-local replicas on each node, the
+    head found as Ray's node:ADDRESS by --data-parallel-address; arg_utils.py takes all replicas as local otherwise."""
+    layout = Layout(tp=2, dp_attn=8, ep=16)
+    given = asked(
+        "deepseek-v3", "vllm", [range(16)], layout, multi_node="ray", hosts=tuple(f"10.0.0.{n}" for n in range(8))
+    )
+    made = deployment(given)
+    front, head, worker = made.processes
+    words = " ".join(front.command)
+    assert "--data-parallel-size 8 " in words
+    assert "--data-parallel-size-local 4 --data-parallel-backend ray --data-parallel-address 10.0.0.0" in words
+    assert " ".join(head.command) == ("ray start --head --port=25400 --node-ip-address=10.0.0.0 --num-gpus=8 --block")
+    assert " ".join(worker.command) == (
+        "ray start --address=10.0.0.0:25400 --node-ip-address=10.0.0.1 --num-gpus=8 --block"
+    )
+    # vLLM's get_ip(), on each node and for its own processes there.
+    assert [p.environment["VLLM_HOST_IP"] for p in made.processes] == ["10.0.0.0", "10.0.0.0", "10.0.0.1"]
+    assert front.before == ("python3", "ray-gpus.py", "10.0.0.0", "25400", "16", "1800")
+    assert worker.before[-3:] == ("10.0.0.0", "25400", "1800")
+    assert list(made.files) == ["ray-gpus.py"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "row", "layout", "said"),
+    [
+        (("na", "nb"), range(16), Layout(tp=8, pp=2), "node 0 is called na"),
+        ((), [*range(8), *range(8, 12)], Layout(tp=4, dp_attn=3), "8 on node 0, 4 on node 1"),
+        ((), range(16), Layout(tp=8, pp=2, dp_attn=1), ""),
+        ((), range(32), Layout(tp=8, pp=2, dp_attn=2), "where Ray would put it is not known"),
+    ],
+)
+def test_groups_that_ray_would_place_elsewhere(
+    hosts: tuple[str, ...], row: Sequence[int], layout: Layout, said: str
+) -> None:
+    given = asked("llama-3.3-70b", "vllm", [row], layout, multi_node="ray", hosts=hosts)
+    refusal = registry.get("vllm").refuses(given, given.groups[0])
+    assert said in refusal.reason if refusal else not said
 
 
 def test_what_these_files_cannot_say_is_refused_by_name() -> None:

@@ -64,8 +64,7 @@ def prepare(source: Source, choices: Choices) -> Prepared:
             f"{launcher.name} is not started through {choices.multi_node} here",
             where="--multi-node", expected="one of " + ", ".join(launcher.multi_node),
         )  # fmt: skip
-    for name in choices.hosts:
-        check_host(name, "--hosts")
+    _check_hosts(choices)
     connector = _connector(source, launcher, own)
     settled = settle(source, model, cluster, own, engine)
     groups = _groups(source, cluster)
@@ -94,6 +93,19 @@ def prepare(source: Source, choices: Choices) -> Prepared:
         _refuse_processes(asked, launcher)
         differs += (data_parallel.DIFFERS,)
     return Prepared(asked, launcher, served(source), differs, _notes(source, asked, launcher))
+
+
+def _check_hosts(choices: Choices) -> None:
+    for name in choices.hosts:
+        check_host(name, "--hosts")
+    if choices.multi_node != "slurm":
+        return
+    # slurm.sh finds a node's part by its name.
+    if any(network.is_address(name) for name in choices.hosts) or len(set(choices.hosts)) < len(choices.hosts):
+        raise InputError(
+            ",".join(choices.hosts)[:120], where="--hosts with --multi-node slurm",
+            expected="Slurm's names of the nodes, each once (or none: Slurm chooses the nodes)",
+        )  # fmt: skip
 
 
 def _port(number: int) -> int:

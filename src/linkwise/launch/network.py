@@ -58,10 +58,15 @@ def environment(asked: Asked, group: Group, node: int, ranks: Sequence[int]) -> 
     return found
 
 
+def is_address(host: str) -> bool:
+    """Whether it has the form of an IPv4 address."""
+    return _ADDRESS.fullmatch(host) is not None
+
+
 def own_address(asked: Asked, node: int) -> str:
     """The node's own IPv4 address where it is known; engines guess it otherwise."""
     host = asked.host(node)
-    return host if _ADDRESS.fullmatch(host) else ""
+    return host if is_address(host) else ""
 
 
 def rdma(cluster: Cluster, devices: Sequence[int]) -> tuple[str, ...]:

@@ -8,13 +8,12 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
+from linkwise.launch.bench import RELEASES, commands
 from linkwise.launch.types import STAND_IN, Deployment, Process, stand_in
 
 HOSTS = "hosts.env"
 _HEAD = "#!/usr/bin/env bash\n"
 _STRICT = "set -euo pipefail\n"
-SEED = 0
-BENCH_S = 120  # how long a benchmark at a rate goes on
 
 
 def quoted(word: str, names: Mapping[int, str] | None = None) -> str:
@@ -57,6 +56,12 @@ def _hosts(made: Deployment) -> str:
     if not open_hosts(made):
         return ""
     needed = "".join(f': "${{HOST_{node}:?fill it in {HOSTS}}}"\n' for node in made.hosts)
+    if made.multi_node == "ray":  # which compares addresses as text
+        names = " ".join(f"HOST_{node}" for node in made.hosts)
+        needed += (
+            f"for name in {names}; do [[ ${{!name}} =~ ^[0-9]+(\\.[0-9]+){{3}}$ ]] ||"
+            f' {{ echo "$name: {HOSTS} takes IPv4 addresses for Ray, not ${{!name}}" >&2; exit 2; }}; done\n'
+        )
     return f". ./{HOSTS}\n{needed}"
 
 
@@ -86,15 +91,18 @@ def process(made: Deployment, one: Process) -> str:
         pairs = ", ".join(f"{rank} on {device}" for rank, device in zip(one.ranks, one.devices, strict=True))
         what += f": the plan's ranks on the node's devices: {pairs}"
     exports = "".join(f"export {name}={quoted(value)}\n" for name, value in sorted(one.environment.items()))
-    return (
-        f"{_HEAD}{what}\n{_STRICT}{_here('/..')}{_hosts(made)}{_filled(made, one)}{exports}exec {line(one.command)}\n"
-    )
+    waits = f"{line(one.before)}\n" if one.before else ""
+    set_up = f"{_STRICT}{_here('/..')}{_hosts(made)}{_filled(made, one)}{exports}"
+    return f"{_HEAD}{what}\n{set_up}{waits}exec {line(one.command)}\n"
 
 
 def start(made: Deployment) -> str:
     """Everything on one node; the first process that ends takes the others of the node with it."""
     cases = "".join(
-        f"  {node}) names=({' '.join(p.name for p in made.starts(node))}) ;;\n" for node in made.hosts
+        f"  {node}) names=({' '.join(p.name for p in made.starts(node))}) ;;\n" for node in made.starting
+    ) + "".join(
+        f"  {node}) echo 'nothing is started here: {made.started_from(node)}'; exit 0 ;;\n"
+        for node in made.hosts if node not in made.starting
     )  # fmt: skip
     given = "${1:-0}" if len(made.hosts) == 1 and 0 in made.hosts else "${1:?which node: " + _numbers(made) + "}"
     return f"""{_HEAD}# Starts what runs on one node: ./start.sh NODE, the plan's number of it ({_numbers(made)}).
@@ -157,68 +165,43 @@ echo "serves"
 
 def bench(made: Deployment) -> str:
     """The workload's lengths, rate and concurrency, by one of three tools."""
-    asks, tokens = made.served, {"in": str(made.served.isl_tokens), "out": str(made.served.osl_tokens)}
-    many = str(_prompts(made))
-    rate = [] if asks.rate_per_s is None else [f"{asks.rate_per_s:g}"]
-    at_once = [] if asks.concurrency is None else [str(asks.concurrency)]
-    seed = str(SEED)
-    vllm = [
-        "vllm", "bench", "serve", "--backend", "openai", "--base-url", made.front, "--endpoint", "/v1/completions",
-        "--model", made.called, "--tokenizer", made.model, "--dataset-name", "random", "--random-input-len",
-        tokens["in"], "--random-output-len", tokens["out"], "--ignore-eos", "--num-prompts", many, "--seed", seed,
-        "--save-result", "--result-filename", "bench-vllm.json",
-    ]  # fmt: skip
-    vllm += ["--request-rate", *rate] if rate else []
-    vllm += ["--max-concurrency", *at_once] if at_once else []
-    aiperf = [
-        "aiperf", "profile", "--model", made.called, "--tokenizer", made.model, "--url", made.front,
-        "--endpoint-type", "completions", "--streaming", "--synthetic-input-tokens-mean", tokens["in"],
-        "--synthetic-input-tokens-stddev", "0", "--output-tokens-mean", tokens["out"], "--output-tokens-stddev", "0",
-        "--extra-inputs", "ignore_eos:true", "--request-count", many, "--random-seed", seed,
-    ]  # fmt: skip
-    aiperf += ["--request-rate", *rate] if rate else []
-    aiperf += ["--concurrency", *at_once] if at_once else []
-    kind = ("poisson", rate[0]) if rate else ("concurrent", *(at_once or ["1"]))
-    guidellm = [
-        "guidellm", "benchmark", "run", "--target", made.front, "--model", made.called, "--processor", made.model,
-        "--rate-type", kind[0], "--rate", kind[1], "--data",
-        f"prompt_tokens={tokens['in']},output_tokens={tokens['out']}", "--max-requests", many, "--random-seed", seed,
-    ]  # fmt: skip
-    return f"""{_HEAD}# The plan's workload: ./bench.sh [vllm|aiperf|guidellm]; the tool must be installed.
+    tools = commands(made)
+    cases = "".join(f"  {tool}) exec {line(words)} ;;\n" for tool, words in tools.items())
+    return f"""{_HEAD}# The plan's workload: ./bench.sh [{"|".join(tools)}]; the tool must be installed.
+# The flags are those of {", ".join(RELEASES.values())}.
 {_STRICT}{_here()}{_hosts(made)}case "${{1:-vllm}}" in
-  vllm) exec {line(vllm)} ;;
-  aiperf) exec {line(aiperf)} ;;
-  guidellm) exec {line(guidellm)} ;;
-  *) echo "no tool $1: vllm, aiperf or guidellm" >&2; exit 2 ;;
+{cases}  *) echo "no tool $1: {", ".join(tools)}" >&2; exit 2 ;;
 esac
 """
 
 
-def _prompts(made: Deployment) -> int:
-    """Requests of a benchmark: two minutes of arrivals, or ten for each at once."""
-    if made.served.rate_per_s is not None:
-        return max(20, min(20_000, round(made.served.rate_per_s * BENCH_S)))
-    return max(20, min(20_000, 10 * (made.served.concurrency or 1)))
-
-
 def slurm(made: Deployment) -> str:
-    """A batch job that starts every node of the deployment."""
+    """A batch job that starts every node of the deployment, each by its name: Slurm orders nodes itself."""
     most = max(
         1 + max((max(p.devices) for p in made.processes if p.node == n and p.devices), default=0) for n in made.hosts
     )
-    nodes = " ".join(map(str, made.hosts))
+    if open_hosts(made):
+        given, named = "", 'mapfile -t found < <(scontrol show hostnames "$SLURM_JOB_NODELIST")\n'
+        named += f"nodes=({' '.join(map(str, made.hosts))})\n"
+        named += 'for at in "${!nodes[@]}"; do export "HOST_${nodes[$at]}=${found[$at]}"; done\n'
+    else:
+        given = f"#SBATCH --nodelist={','.join(made.hosts.values())}\n"
+        named = "".join(f"HOST_{node}={quoted(host)}\n" for node, host in made.hosts.items())
+    starting = made.starting
     return f"""{_HEAD}#SBATCH --job-name=linkwise
 #SBATCH --nodes={len(made.hosts)}
-#SBATCH --ntasks-per-node=1
+{given}#SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={most}
 #SBATCH --exclusive
 # sbatch slurm.sh, from this folder on a file system that all nodes share.
 {_STRICT}cd "${{SLURM_SUBMIT_DIR:-.}}"
-mapfile -t found < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-nodes=({nodes})
-for at in "${{!nodes[@]}}"; do export "HOST_${{nodes[$at]}}=${{found[$at]}}"; done
-export LINKWISE_NODES="${{nodes[*]}}"
+{named}# Where processes start: Slurm's name of a node, and the plan's number of it.
+export LINKWISE_NODES="{" ".join(f"$HOST_{node}={node}" for node in starting)}"
 # --overlap: a node's script may start steps of its own.
-exec srun --overlap --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c \\
-  'nodes=($LINKWISE_NODES); exec bash start.sh "${{nodes[$SLURM_NODEID]}}"'
+exec srun --overlap --nodes={len(starting)} --ntasks={len(starting)} --ntasks-per-node=1 --kill-on-bad-exit=1 \\
+  --nodelist="{",".join(f"$HOST_{node}" for node in starting)}" bash -c \\
+  'for pair in $LINKWISE_NODES; do
+    if [ "${{pair%=*}}" = "$SLURMD_NODENAME" ]; then exec bash start.sh "${{pair##*=}}"; fi
+  done
+  echo "$SLURMD_NODENAME is none of $LINKWISE_NODES" >&2; exit 1'
 """

@@ -24,7 +24,16 @@ class Trtllm(Launcher):
     connectors = {"trtllm": "DEFAULT"}
 
     def refuses(self, asked: Asked, group: Group) -> Refusal | None:
-        return uneven(group, self._runs(asked, group), "TensorRT-LLM")
+        found = self._runs(asked, group)
+        nodes = [run.node for run in found]
+        # srun numbers ranks along its own order of nodes, which is the plan's where the names come from Slurm.
+        if asked.multi_node == "slurm" and len(nodes) > 1 and (asked.hosts or nodes != sorted(nodes)):
+            return Refusal(
+                reason=f"{group.name} is planned on nodes {', '.join(asked.host(n) for n in nodes[:8])} in this order:"
+                " srun numbers the ranks of TensorRT-LLM along Slurm's own",
+                change="no --hosts" if asked.hosts else "--multi-node native",
+            )
+        return uneven(group, found, "TensorRT-LLM")
 
     def processes(self, asked: Asked, group: Group, ports: Ports) -> tuple[Process, ...]:
         found = self._runs(asked, group)

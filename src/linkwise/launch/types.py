@@ -61,6 +61,7 @@ class Process(Frozen, frozen=True, kw_only=True):
 
     group: the group's name; "" for a router. node: the plan's number of the node, host: its address, or a stand-in.
     devices: indices on the node in the order the process numbers them; ranks: the plan's ranks on them, in that order.
+    before: a command that has to end well before `command` starts; () = none.
     ports: by purpose; "http" where it answers requests. started_by: the process whose command starts this one too
     (mpirun); "" = a script starts it.
     """
@@ -73,6 +74,7 @@ class Process(Frozen, frozen=True, kw_only=True):
     devices: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     command: tuple[str, ...]
+    before: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     ports: dict[str, int] = {}
     started_by: str = ""
@@ -85,7 +87,7 @@ class Process(Frozen, frozen=True, kw_only=True):
             check_host(self.host, where)
         if not self.command:
             raise InputError("no command", where=where, expected="at least one word")
-        for word in self.command:
+        for word in (*self.command, *self.before):
             check_word(word, where)
         for name, value in self.environment.items():
             if not _VARIABLE.fullmatch(name):
@@ -179,6 +181,17 @@ class Deployment(Frozen, frozen=True, kw_only=True):
     def starts(self, node: int) -> tuple[Process, ...]:
         """What a script starts on a node."""
         return tuple(p for p in self.processes if p.node == node and not p.started_by)
+
+    @property
+    def starting(self) -> tuple[int, ...]:
+        """Nodes on which a script starts something."""
+        return tuple(node for node in self.hosts if self.starts(node))
+
+    def started_from(self, node: int) -> str:
+        """The processes elsewhere that start what runs on a node."""
+        by = dict.fromkeys(p.started_by for p in self.processes if p.node == node and p.started_by)
+        from_nodes = {p.name: p.node for p in self.processes}
+        return ", ".join(f"{name} on node {from_nodes[name]} starts it" for name in by)
 
     def serving(self, role: Role) -> tuple[Process, ...]:
         """Processes of a role that answer requests."""

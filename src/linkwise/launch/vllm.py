@@ -12,7 +12,7 @@ from typing import NamedTuple
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Refusal
 from linkwise.engine.facts_io import version_key
-from linkwise.launch import network
+from linkwise.launch import network, ray
 from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, local, router_process, runs, uneven
 from linkwise.launch.types import Group, Process
 
@@ -47,7 +47,7 @@ class Vllm(Launcher):
         if group.role != "both" and asked.connector == "nixl" and (refused := _nixl(asked, group)):
             return refused
         if asked.multi_node == "ray":
-            return _ray(group, parts)
+            return ray.refuses(asked, group, parts)
         wide = [part for part in parts if len(part) > 1]
         if not wide:
             return None
@@ -161,39 +161,26 @@ class Vllm(Launcher):
 
     def _ray(self, asked: Asked, group: Group, parts: list[list[Run]], ports: Ports) -> tuple[Process, ...]:
         """A Ray cluster of the group's own devices, and the command on its head."""
-        by_node: dict[int, list[int]] = {}
-        for part in parts:
-            for run in part:
-                by_node.setdefault(run.node, []).extend(run.ranks)
+        by_node = ray.ranks_by_node(parts)
         nodes = list(by_node)
         common = self._common(asked, group, ports, nodes)
-        gcs = ports.take("gcs", nodes)
-        head = asked.host(nodes[0])
-        made = []
-        for number, (node, ranks) in enumerate(by_node.items()):
-            where = (
-                ["--head", f"--port={gcs}", f"--node-ip-address={head}"] if not number else [f"--address={head}:{gcs}"]
-            )
-            command = ["ray", "start", *where, f"--num-gpus={len(ranks)}", "--block"]
-            made.append(
-                Process(
-                    name=f"{group.name}-ray-{number}", group=group.name, role=group.role, node=node,
-                    host=asked.host(node), devices=local(asked, group, ranks), ranks=tuple(ranks),
-                    command=tuple(command), environment=network.environment(asked, group, node, ranks),
-                    ports={"gcs": gcs} if not number else {},
-                )
-            )  # fmt: skip
+        joined = ray.cluster(asked, group, by_node, ports.take("gcs", nodes))
+        head, layout, environment = asked.host(nodes[0]), group.layout, joined.environment
         words = [*common.words, "--distributed-executor-backend", "ray"]
-        if group.layout.dp_attn > 1:
-            words += ["--data-parallel-backend", "ray"]
-        environment = {"RAY_ADDRESS": f"{head}:{gcs}"}
+        if layout.dp_attn > 1:
+            # Without it all of them are looked for on the head (arg_utils.py, create_engine_config).
+            words += ["--data-parallel-size-local", str(layout.dp_attn // len(nodes))]
+            words += ["--data-parallel-backend", "ray", "--data-parallel-address", head]
         if group.role != "both":
             environment |= side_channel(asked, nodes[0], common.ports)
         front = Process(
-            name=group.name, group=group.name, role=group.role, node=nodes[0], host=head,
+            name=group.name, group=group.name, role=group.role, node=nodes[0], host=head, before=joined.before,
             command=(*words, *self._door(asked, common.ports["http"])), environment=environment, ports=common.ports,
         )  # fmt: skip
-        return (front, *made)
+        return (front, *joined.processes)
+
+    def files(self, asked: Asked) -> dict[str, str]:
+        return ray.files(asked)
 
     def differs(self, asked: Asked, layout: Layout) -> tuple[str, ...]:
         if asked.multi_node == "ray":
@@ -265,15 +252,6 @@ def _nixl(asked: Asked, group: Group) -> Refusal | None:
             reason=f"{group.name}: dcp {layout.dcp} x cp {layout.cp}: NIXL moves KV that is whole on each rank, or"
             f" latent KV over all {across}",
             change="dcp 1",
-        )
-    return None
-
-
-def _ray(group: Group, parts: list[list[Run]]) -> Refusal | None:
-    if group.layout.dp_attn > 1 and any(len(part) > 1 for part in parts):
-        return Refusal(
-            reason=f"{group.name}: an attention replica spans nodes, and where Ray would put it is not known",
-            change="--multi-node native",
         )
     return None
 

@@ -63,7 +63,9 @@ def _readme(made: Deployment) -> str:
     if made.multi_node == "slurm":
         lines.append("1. `sbatch slurm.sh`")
     else:
-        lines += [f"1. On node {node} ({host}): `./start.sh {node}`" for node, host in made.hosts.items()]
+        for node, host in made.hosts.items():
+            does = f"`./start.sh {node}`" if made.starts(node) else f"nothing: {made.started_from(node)}"
+            lines.append(f"1. On node {node} ({host}): {does}")
     lines += ["1. `./health.sh` waits until it serves.", "1. `./bench.sh` sends the plan's workload.", ""]
     lines += [f"Requests go to {made.front}/v1. `deployment.json` says the same for programs.", ""]
     for title, listed in (("What differs from the plan", made.differs), ("To know", made.notes)):
