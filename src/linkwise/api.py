@@ -74,6 +74,7 @@ def plan(
     price: str = "",
     prefill_on: FilePath | Cluster | None = None,
     pareto: bool | None = None,
+    replicas: int | None = None,
     **settings: Unpack[Settings],
 ) -> Plan | NoPlan:
     """How is it split, what does each link carry, how long does it take, and why this way?
@@ -83,29 +84,37 @@ def plan(
     replicas and options are planned as they run; a setting given beside it wins. engine: "vllm" when neither it nor a
     command says one; beside a command it may add the version. pareto: set what the devices offer side by side, with a
     choice for the targets; None = where there are targets, a price or other devices for prefill groups (prefill_on).
-    price: USD per device hour, such as "2.5" or "h100-sxm=2.5,h200-sxm=3.4". Other arguments as in `fit`. NoPlan says
+    price: USD per device hour, such as "2.5" or "h100-sxm=2.5,h200-sxm=3.4". replicas: so many, in place of what the
+    load takes or a command has; other devices stay unused, which a note says. Other arguments as in `fit`. NoPlan says
     what is short when none is feasible.
     """
     from linkwise.api_frontier import beside, frontier_of
+    from linkwise.api_pools import commands
     from linkwise.plan.build import plan as build
     from linkwise.plan.fit import Case
     from linkwise.plan.frontier import Seen, collect
     from linkwise.plan.types import NoPlan as Short
 
+    doors.of_type(replicas, (int, type(None)), "replicas", "how many, or None")
     task = task_of(model, on, engine, settings, command=from_command, manifest=from_manifest, running=from_running)
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
     with beside() as aside:
         found = build(
-            *asked, fixed=task.fixed, replicas=task.replicas, seen=collect(seen, asked) if wanted else None,
-            other=aside,
+            *asked, fixed=task.fixed, replicas=task.replicas if replicas is None else replicas,
+            seen=collect(seen, asked) if wanted else None, other=aside,
         )  # fmt: skip
         if wanted:
             other = None if prefill_on is None else cluster_of(prefill_on)
             own = None if isinstance(found, Short) else found.chosen
             front = frontier_of(asked, seen, price=price, prefill_on=other, own=own, other=aside)
-            found = msgspec.structs.replace(found, frontier=front)
+            today = {
+                "engine": engine, "from_command": from_command, "from_manifest": from_manifest,
+                "from_running": from_running,
+            }  # fmt: skip
+            typed = commands(front, asked.workload, model, on, prefill_on, settings, today)
+            found = msgspec.structs.replace(found, frontier=msgspec.structs.replace(front, commands=typed))
     if task.replicas is None:
         return _answer(msgspec.structs.replace(found, notes=(*found.notes, *task.notes)))
     freely = _freely(found, build(task.model, task.cluster, task.engine, found.options, task.workload))

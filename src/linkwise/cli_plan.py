@@ -29,6 +29,9 @@ Pareto = Annotated[
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="write the plan to a file", rich_help_panel="Output")
 ]
+Replicas = Annotated[
+    int | None, typer.Option(help="so many, in place of what the load takes", rich_help_panel="Layout")
+]
 AnyModel = Annotated[str | None, typer.Argument(help="as for fit; may be left out with what runs today")]
 FromCommand = Annotated[
     str, typer.Option(help="a vllm, sglang or trtllm-serve command", metavar="COMMAND", rich_help_panel=_TODAY)
@@ -92,6 +95,7 @@ def plan(
     from_running: FromRunning = "",
     price: Price = "",
     prefill_on: PrefillOn = "",
+    replicas: Replicas = None,
     *,
     settings: Any,
     output: Output = None,
@@ -107,7 +111,8 @@ def plan(
 
     found = api.plan(
         model, on, engine=engine, from_command=from_command, from_manifest=from_manifest, from_running=from_running,
-        price=price, prefill_on=prefill_on or None, pareto=True if pareto else None, **settings,
+        price=price, prefill_on=prefill_on or None, pareto=True if pareto else None, replicas=replicas,
+        **settings,
     )  # fmt: skip
     from linkwise.report import plan as screens
 

@@ -72,7 +72,7 @@ class Settings(TypedDict, total=False):
 
 
 FILES = ("workload", "calibration")  # settings that name one
-_DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep", "sequence_sharded")
+DEGREES = ("tp", "pp", "cp", "dp_attn", "dcp", "ep", "sequence_sharded")
 _OPTION_NAMES = {
     "utilization": "memory_utilization",
     "block": "block_tokens",
@@ -124,7 +124,7 @@ def file(settings: Settings, name: Literal["workload", "calibration"]) -> str | 
 
 def degrees(settings: Settings) -> dict[str, int]:
     """The degrees that are fixed."""
-    given = {name: value for name, value in settings.items() if name in _DEGREES and value is not False}
+    given = {name: value for name, value in settings.items() if name in DEGREES and value is not False}
     found = {name: int(cast(int, value)) for name, value in given.items()}
     for name, degree in found.items():
         if not 1 <= degree <= MAX_DEGREE:

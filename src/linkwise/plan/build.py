@@ -119,7 +119,7 @@ def plan(
             *apart,
             *engine.node_notes(chosen.layout, nodes),
             *_tight(chosen, workload),
-            *_unused(chosen, cluster),
+            *_unused(chosen, cluster, counted=replicas is not None),
         ),
     )
 
@@ -135,14 +135,13 @@ def _tight(chosen: Candidate, workload: Workload) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _unused(chosen: Candidate, cluster: Cluster) -> tuple[str, ...]:
-    """Devices that no replica has, and why."""
+def _unused(chosen: Candidate, cluster: Cluster, *, counted: bool) -> tuple[str, ...]:
+    """Devices that no replica has, and why. counted: the number of replicas was given."""
     left, size = cluster.size - chosen.replicas * chosen.group_size, chosen.group_size
     if not left:
         return ()
-    why = (
-        f"another replica of {size} would fit: the load needs none" if left >= size else f"fewer than a group of {size}"
-    )
+    more = f"another replica of {size} would fit: " + ("so many were asked for" if counted else "the load needs none")
+    why = more if left >= size else f"fewer than a group of {size}"
     return (f"{left} of {cluster.size} devices are not used: {why}",)
 
 

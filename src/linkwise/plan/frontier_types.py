@@ -55,7 +55,7 @@ class Frontier(Frozen, frozen=True, kw_only=True):
     """The Pareto set of output tokens/s a device against tokens/s a user, least interactive first.
 
     choice: place of the offer for the targets, and the rate where one is asked; None when no offer meets them. Offers
-    that were counted for a rate are the last ones. own: the plan's own deployment; None without a plan. tried: points
+    that were counted for a rate are the last ones. commands: to type for a choice of separate pools. own: the plan's own deployment; None without a plan. tried: points
     compared. notes: what was not searched, and whether the finalists were simulated.
     """
 
@@ -65,3 +65,4 @@ class Frontier(Frozen, frozen=True, kw_only=True):
     devices: int
     notes: tuple[str, ...] = ()
     own: Offer | None = None
+    commands: tuple[str, ...] = ()

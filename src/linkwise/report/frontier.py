@@ -1,15 +1,18 @@
 """The lines of a frontier: what throughput costs in interactivity, and the choice for the targets."""
 
-from linkwise.core.layout import Layout
 from linkwise.core.units import show_count, show_time
 from linkwise.plan.frontier_types import Frontier, Offer
+from linkwise.report.text import Verbatim
 
 SHOWN = 10
+NOTHING = "pareto     no layout fits: nothing to set side by side"
 CLOSE = 0.05  # nearer than this, a plan is as good as another
 
 
 def choice(found: Frontier) -> list[str]:
     """What the front says of the plan, in a line or two."""
+    if not found.offers:
+        return [NOTHING]
     what = f"{len(found.offers)} of {show_count(found.tried)} points, --pareto shows them"
     said = [f"cost       the plan: {_cost(found.own)}"] if found.own and found.own.usd_per_Mtoken is not None else []
     if found.choice is None:
@@ -31,11 +34,13 @@ def instead(found: Frontier) -> list[str]:
     if found.choice is None:
         return []
     one = found.offers[found.choice]
-    return [f"but        {' '.join(_offer(one).split())}", *_files(one)]
+    return [f"but        {' '.join(_offer(one).split())}", *_files(found)]
 
 
 def lines(found: Frontier) -> list[str]:
     """The front from most tokens a device to most tokens a user; then the choice. At most SHOWN offers."""
+    if not found.offers:
+        return []
     said = [
         f"pareto     {len(found.offers)} of {show_count(found.tried)} points, output tokens/s a device against tokens/s"
         " a user, every device at work; * is the choice for the targets"
@@ -50,7 +55,7 @@ def lines(found: Frontier) -> list[str]:
         said.append(f"for {one.for_rate_per_s:g}/s   * {_offer(one)}")
     left = found.devices - one.devices
     said += [f"           the choice leaves {left} of {found.devices} devices unused"] if left else []
-    return [*said, *_files(one), *(f"           {note}" for note in found.notes)]
+    return [*said, *_files(found), *(f"           {note}" for note in found.notes)]
 
 
 def _aim(one: Offer) -> str:
@@ -69,18 +74,12 @@ def _cost(one: Offer) -> str:
     return f"{one.usd_per_Mtoken:.3g} USD a million output tokens {load}, {one.devices} devices"
 
 
-def _files(one: Offer) -> list[str]:
-    """How separate pools become plan files."""
-    if one.prefill_layout is None:
-        return []
-    pools = (("prefill", one.prefill_layout, one.prefill_groups), ("decode", one.layout, one.groups))
-    words = [f"{' '.join(_degrees(layout))} --replicas {groups} -o {name}.json" for name, layout, groups in pools]
-    return [f"pools      linkwise plan MODEL --on DEVICES {words[0]}, the same with {words[1]};"
-            " linkwise simulate decode.json --prefill prefill.json"]  # fmt: skip
-
-
-def _degrees(layout: Layout) -> list[str]:
-    return [f"--{name.replace('_', '-')} {size}" for name, size in layout.degrees().items() if size > 1]
+def _files(found: Frontier) -> list[str]:
+    """How separate pools become plan files, and how they are simulated and started."""
+    said: list[str] = [Verbatim(f"{'' if at else 'pools':<11}{line}") for at, line in enumerate(found.commands)]
+    if found.commands and not any(line.startswith("linkwise launch") for line in found.commands):
+        said.append("           linkwise launch starts pools of tp and pp alone, on one cluster: not these")
+    return said
 
 
 def _none(found: Frontier) -> str:

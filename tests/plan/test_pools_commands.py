@@ -1,0 +1,142 @@
+"""The lines of a choice of separate pools run as they stand, and make those very pools.
+
+Expected values: the offer itself (layouts, counts, throughput), whose agreement with the simulator docs/plan.md states.
+"""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from tests.test_cli import Shell
+
+pytest.importorskip("numba")
+
+from msgspec.structs import replace
+
+import linkwise as package
+from linkwise.api_pools import commands
+from linkwise.core.layout import Layout
+from linkwise.plan.frontier_types import Frontier, Offer
+from linkwise.report.frontier import instead
+from linkwise.workload.types import Targets, Workload
+
+
+@pytest.fixture
+def linkwise(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return Shell(capsys, tmp_path)
+
+
+LOAD = "plan llama-3.3-70b --on 2x8xh100-sxm --isl 4000 --osl 500 --ttft 1s --tpot 30ms --price 2.5 --pareto"
+
+
+def typed(text: str) -> list[list[str]]:
+    """The commands under `pools`, as a shell splits them."""
+    lines = text.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("pools      linkwise plan"))
+    found = []
+    for line in lines[first:]:
+        if not line[11:].startswith("linkwise ") or "linkwise launch starts" in line:
+            break
+        found.append(shlex.split(line[11:])[1:])
+    return found
+
+
+def chosen(shell: Shell, words: str) -> tuple[Offer, list[list[str]]]:
+    (shell.folder / "asked.json").write_text(shell(f"{words} --json").out)  # also where no one kind of group does
+    front = package.load(shell.folder / "asked.json").frontier
+    assert front is not None and front.choice is not None
+    return front.offers[front.choice], typed(shell(words).out)
+
+
+@pytest.mark.parametrize("rate", ["", " --rate 6/s"])
+def test_the_lines_make_the_pools_and_serve_what_was_offered(linkwise: Shell, rate: str) -> None:
+    one, lines = chosen(linkwise, LOAD + rate)
+    assert one.prefill_layout is not None, "the case has separate pools as its choice"
+    assert [line[0] for line in lines] == ["plan", "plan", "simulate", "handoff", "launch"]
+    for line in lines[:2]:
+        assert linkwise(shlex.join(line)).code == 0
+    prefill, decode = (package.load(linkwise.folder / f"{name}.json") for name in ("prefill", "decode"))
+    assert (prefill.layout, prefill.replicas) == (one.prefill_layout, one.prefill_groups)
+    assert (decode.layout, decode.replicas) == (one.layout, one.groups)
+    assert prefill.workload.isl_tokens == decode.workload.isl_tokens == 4000
+    value = json.loads(linkwise(shlex.join([*lines[2], "--json"])).out)
+    assert [p["replicas"] for p in value["pools"]] == [one.prefill_groups, one.groups]
+    assert not value["saturated"]
+    if rate:  # all of it is served, inside the targets on average
+        assert value["rate_per_s"] == pytest.approx(6.0, rel=0.1)
+        assert value["tpot"]["mean"] <= 0.03
+    else:  # users of a closed loop: the offer was simulated too, and stands beside it
+        assert value["rate_per_s"] == pytest.approx(one.simulated_rate_per_s, rel=0.1)
+        assert value["rate_per_s"] == pytest.approx(one.rate_per_s, rel=0.1)
+        assert value["tpot"]["mean"] == pytest.approx(one.simulated_tpot_s, rel=0.1)
+    handed = linkwise(shlex.join(lines[3]))
+    assert handed.code in (0, 1), handed.err
+    assert (linkwise.folder / "pair.json").exists()
+    started = linkwise(shlex.join([*lines[4], "-o", "out"]))
+    assert started.code in (0, 1), started.err
+
+
+def test_settings_and_other_devices_are_carried_over(linkwise: Shell) -> None:
+    one = Offer(
+        mode="separate", layout=Layout(tp=2), groups=2, batch=8, devices=6, tpot_s=0.01, ttft_s=1.0, rate_per_s=5.0,
+        tokens_per_s_per_device=1.0, meets=True, prefill_layout=Layout(tp=1), prefill_groups=2, prefill_on="2xl40s",
+    )  # fmt: skip
+    front = Frontier(offers=(one,), choice=0, tried=1, devices=6)
+    given = {"kv_dtype": "fp8", "eager": True, "utilization": 0.85, "tp": 4, "rate": "5/s", "tpot": "9ms"}
+    load = Workload(isl_tokens=2000, osl_tokens=100, burst=2.0, targets=Targets(ttft_s=2.5))
+    today = {"engine": "vllm@0.18", "from_command": "", "from_manifest": "", "from_running": ""}
+    model, on = "llama-3.1-8b", "4xh100-sxm"
+    lines = commands(front, load, model, on, "2xl40s", given, today)
+    same = "--engine vllm@0.18 --kv-dtype fp8 --eager --utilization 0.85 --isl 2000 --osl 100 --burst 2.0"
+    pp, ones = "--pp 1 --cp 1 --dp-attn 1", "--dcp 1 --ep 1"
+    assert lines == (
+        f"linkwise plan {model} --on 2xl40s {same} {pp} --tp 1 {ones} --replicas 2 -o prefill.json",
+        f"linkwise plan {model} --on {on} {same} {pp} --tp 2 {ones} --replicas 2 -o decode.json",
+        # 5/s x (1 s + 100 x 10 ms) = 10 users.
+        "linkwise simulate decode.json --prefill prefill.json --concurrency 10 --ttft 2500ms",
+    )
+    for line in lines[:2]:
+        assert linkwise(line.removeprefix("linkwise ")).code == 0
+    assert package.load(linkwise.folder / "decode.json").options.memory_utilization == 0.85
+    assert package.load(linkwise.folder / "prefill.json").layout == Layout(tp=1)
+    # On one cluster such pools are started by way of a handoff; those with attention replicas are not.
+    assert commands(front, load, model, on, None, given, today)[3:] == (
+        f"linkwise handoff {model} --on {on} --engine vllm@0.18 --prompt 2000 --decode-tp 2"
+        " --decode-pp 1 --prefill-tp 1 --prefill-pp 1 --osl 100"
+        " --kv-dtype fp8 --utilization 0.85 --rate 5/s --ttft 2500ms -o pair.json",
+        "linkwise launch pair.json",
+    )
+    other = Frontier(offers=(replace(one, layout=Layout(tp=1, dp_attn=2)),), choice=0, tried=1, devices=6)
+    assert len(commands(other, load, model, on, None, given, today)) == 3
+    said = " ".join(instead(replace(other, commands=lines)))
+    assert "linkwise launch starts pools of tp and pp alone, on one cluster: not these" in said
+    mixed = Frontier(offers=(replace(one, prefill_layout=None),), choice=0, tried=1, devices=6)
+    assert commands(mixed, load, model, on, None, given, today) == ()
+
+
+def test_so_many_replicas_as_asked(linkwise: Shell) -> None:
+    words = "plan llama-3.1-8b --on 4xh100-sxm --tp 1 --isl 1000 --osl 100"
+    ran = linkwise(f"{words} --replicas 3 -o p.json")
+    assert ran.code == 0
+    assert package.load(linkwise.folder / "p.json").replicas == 3
+    note = "1 of 4 devices are not used: another replica of 1 would fit: so many were asked for"
+    assert note in " ".join(ran.out.split())
+    # With a load: what three carry. 4 tp2 groups are more than the devices.
+    assert package.plan("llama-3.1-8b", "4xh100-sxm", tp=1, isl=1000, osl=100, rate="5/s", replicas=3).replicas == 3
+    short = linkwise("plan llama-3.1-8b --on 4xh100-sxm --tp 2 --replicas 4")
+    assert short.code == 1
+    assert "4 replicas of 2 devices are more than 4 devices" in " ".join(short.out.split())
+    assert linkwise(f"{words} --replicas 0").code == 2
+    assert linkwise(f"{words} --replicas 5").code == 2
+    command = "vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 1 --data-parallel-size 2"
+    assert package.plan(on="4xh100-sxm", from_command=command, replicas=3).replicas == 3
+
+
+def test_where_nothing_fits_nothing_is_said_to_be_shown(linkwise: Shell) -> None:
+    ran = linkwise("plan llama-3.1-405b --on 1xl4 --tpot 20ms --pareto")
+    assert ran.code == 1
+    assert "pareto     no layout fits: nothing to set side by side" in ran.out
+    assert "0 of 0" not in ran.out
