@@ -44,10 +44,16 @@ def reader(
 
 
 def _command(text: str) -> Read:
+    from msgspec.structs import replace
+
+    from linkwise.engine.flags import split
     from linkwise.engine.registry import parse_command
+    from linkwise.launch import roles
 
     def read(*, version: str | None, model: Model | None = None) -> Parsed:
-        return parse_command(text, version=version, model=model)
+        words = split(text)
+        found = parse_command(words, version=version, model=model)
+        return replace(found, notes=(*found.notes, *roles.said(roles.pool(words), "the command")))
 
     return read
 

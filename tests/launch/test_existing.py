@@ -340,6 +340,24 @@ def test_a_servers_kv_room_is_held_against_the_ledgers(monkeypatch: pytest.Monke
     assert len(notes(planned[0] // 16 * 90 // 100)) == 1
 
 
+def test_a_server_of_a_pool_says_so() -> None:
+    """vllm/config/kv_transfer.py: kv_role; sglang/srt/server_args.py: disaggregation_mode, "null" = no pool."""
+    for pages, pool in (
+        (
+            {
+                "metrics": METRICS,
+                "info": DEV.replace(b'"lora', b'"kv_transfer_config": {"kv_role": "kv_consumer"}, "lora'),
+            },
+            "decode",
+        ),
+        ({"sglang": SGLANG.replace(b'"pp_size"', b'"disaggregation_mode": "prefill", "pp_size"')}, "prefill"),
+    ):
+        found = server.read("h:1", degrees=False, get=served(**pages)).parse()
+        assert f"the server is the {pool} pool of a pair" in found.notes[-1]
+    plain = SGLANG.replace(b'"pp_size"', b'"disaggregation_mode": "null", "pp_size"')
+    assert not [n for n in server.read("h:1", degrees=False, get=served(sglang=plain)).parse().notes if "pool" in n]
+
+
 def test_an_sglang_server() -> None:
     found = server.read("http://h:1", degrees=False, get=served(sglang=SGLANG)).parse()
     # tp 16 counts all ranks of the stage; four attention replicas of four.

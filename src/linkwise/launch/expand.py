@@ -5,14 +5,18 @@ reader then refuses it where it would be a value that matters.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from linkwise.core.errors import InputError
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _KUBERNETES = re.compile(rf"\$\$|\$\(({_NAME})\)")
 _SHELL = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?::?-([^}}]*))?\}})")
 _SUM = re.compile(r"\$\(\(([^()]{1,200})\)\)")
 _TOKEN = re.compile(rf"\s*(?:(\d{{1,9}})|\$?\{{?({_NAME})(?::-(\d{{1,9}}))?\}}?|([-+*/]))")
-_ASSIGNED = re.compile(rf"^\s*(?:export\s+)?({_NAME})=(\"[^\"]*\"|'[^']*'|\S*)\s*$", re.MULTILINE)
+_ASSIGNED = re.compile(
+    rf"(?:^|;|&&)[ \t]*(?:export[ \t]+)?({_NAME})=(\"[^\"]*\"|'[^']*'|[^\s;&]*)[ \t]*(?=$|;|&&)", re.MULTILINE
+)
 _MOST_CHARS = 100_000
 
 
@@ -24,7 +28,7 @@ def by_kubernetes(text: str, variables: Mapping[str, str]) -> str:
             return "$"
         return variables.get(match[1], match[0])
 
-    return _KUBERNETES.sub(found, text[:_MOST_CHARS])
+    return _bounded(_KUBERNETES, found, text[:_MOST_CHARS])
 
 
 def by_shell(script: str, variables: Mapping[str, str]) -> str:
@@ -42,7 +46,22 @@ def _expanded(text: str, known: Mapping[str, str]) -> str:
         name = match[1] or match[2]
         return known.get(name) or (match[3] if match[3] is not None else known.get(name, match[0]))
 
-    return _SHELL.sub(found, text)
+    return _bounded(_SHELL, found, text)
+
+
+def _bounded(pattern: re.Pattern[str], found: Callable[[re.Match[str]], str], text: str) -> str:
+    """Every match replaced. Raises InputError where that makes far more text than a script has."""
+    made = 0
+
+    def counted(match: re.Match[str]) -> str:
+        nonlocal made
+        value = found(match)
+        made += len(value)
+        if made > _MOST_CHARS:
+            raise InputError("variables become too long", where="script", expected=f"at most {_MOST_CHARS} characters")
+        return value
+
+    return pattern.sub(counted, text)
 
 
 def _sum(text: str, known: Mapping[str, str]) -> int | None:

@@ -6,7 +6,8 @@ services; files in ConfigMaps are given to the engine's reader. Nothing is run.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,19 @@ from linkwise.core.files import MAX_YAML_BYTES, parse_yaml, read_text
 from linkwise.engine import flags
 from linkwise.engine.base import Parsed
 from linkwise.engine.registry import parse_command
+from linkwise.launch import roles, shell
 from linkwise.launch.expand import by_kubernetes, by_shell
 from linkwise.launch.write import DEPLOYMENT, read
 from linkwise.model.types import Model
 
 _MOST_DOCUMENTS = 500
 _MOST_REPLICAS = 65_536
-_SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/env bash"}
+# Processes of a group that open no door: vLLM's, and SGLang's nodes after the first.
+_FOLLOWS = re.compile(r"--headless\b|--node[-_]rank[ =][1-9]")
+_LAUNCHES = re.compile(
+    r"(^|[\s/])((vllm|sglang) serve|trtllm-serve(?! disaggregated)|-m (vllm\.entrypoints|sglang\.launch_server)\S*)"
+    r"(\s|$)"
+)
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
 # Dynamo's workers take the engine's flags beside their own (components/src/dynamo): the program it stands for, and
 # their own flags with and without a value.
@@ -31,7 +38,8 @@ _DYNAMO_SWITCHES = {"--is-prefill-worker", "--is-decode-worker", "--use-vllm-tok
 
 
 class Running(NamedTuple):
-    """One command of a deployment. devices: of all pods of a group, as the object asks for them; 0 = not said."""
+    """One command of a deployment. devices: of all pods of a group, as the object asks for them; 0 = not said.
+    pool: which of a pair it belongs to, "" = none that is said."""
 
     name: str
     words: tuple[str, ...]
@@ -39,6 +47,7 @@ class Running(NamedTuple):
     devices: int
     files: dict[str, str]
     where: str
+    pool: roles.Pool = ""
 
     def parse(self, *, version: str | None = None, model: Model | None = None) -> Parsed:
         """What it runs, all replicas. Raises InputError as the engine's reader, with the object's name."""
@@ -49,7 +58,7 @@ class Running(NamedTuple):
         except InputError as error:
             place = f"{self.where}: {error.where}" if error.where else self.where
             raise InputError(error.message, where=place, expected=error.expected, hint=error.hint) from None
-        notes = found.notes
+        notes = (*found.notes, *roles.said(self.pool, self.where))
         uses = found.layout.size * found.replicas
         if self.devices and uses != self.devices:
             notes = (*notes, f"{self.where}: pods ask for {self.devices} devices, the command uses {uses}")
@@ -79,17 +88,25 @@ def load(path: str | Path) -> tuple[Running, ...]:
 
 
 def choose(found: tuple[Running, ...], name: str, where: str) -> Running:
-    """One command: the one named, or the only kind there is. Raises InputError listing them."""
+    """One command: the one of this name or pool, or the only kind there is. Raises InputError listing them."""
     if name:
-        found = tuple(one for one in found if one.name == name)
+        found = tuple(one for one in found if name in {one.name, one.pool})
     # Replicas differ in ports and addresses; what they run is the same.
-    kinds = {(p.engine, p.model, p.layout, p.replicas, p.options): one for one in found for p in [one.parse()]}
+    kinds = {
+        (one.pool, p.engine, p.model, p.layout, p.replicas, p.options): one for one in found for p in [one.parse()]
+    }
     if len(kinds) == 1:
         (one,) = kinds.values()
         return one._replace(replicas=sum(each.replicas for each in found))
+    names = dict.fromkeys(one.name for one in found)
+    if len(names) == 1 and len(kinds) > 1:
+        raise InputError(
+            f"{len(kinds)} different commands in {next(iter(names))}", where=where, expected="one",
+            hint="Branches of a script are not chosen: give the one that runs with --from-command",
+        )  # fmt: skip
     raise InputError(
         f"{len(kinds)} different commands" if kinds else f"no command of {name!r}"[:80], where=where,
-        expected="FILE:NAME, NAME one of " + (", ".join(dict.fromkeys(one.name for one in found)) or "its objects"),
+        expected="FILE:NAME, NAME one of " + (", ".join(names) or "its objects"),
     )  # fmt: skip
 
 
@@ -104,6 +121,7 @@ def _own(path: str | Path) -> tuple[Running, ...]:
             Running(
                 name=group.role if group.role != "both" else group.name, words=_dynamo(list(process.command)),
                 replicas=1, devices=len(group.devices), files=made.files, where=f"{path}: {group.name}",
+                pool="" if group.role in {"both", "router"} else group.role,  # type: ignore[arg-type]
             )
         )  # fmt: skip
     return tuple(found)
@@ -190,32 +208,50 @@ def _nodes(one: dict[str, Any], where: str) -> int:
 
 def _pod(template: Any, name: str, replicas: int, size: int, files: dict[str, str], where: str) -> Iterator[Running]:
     spec = template.get("spec") if isinstance(template, dict) else None
+    meta = template.get("metadata") if isinstance(template, dict) else None
+    labels = meta.get("labels") if isinstance(meta, dict) else None
+    told = [str(v) for k, v in labels.items() if str(k).endswith("role")] if isinstance(labels, dict) else []
     containers = spec.get("containers") if isinstance(spec, dict) else None
     for container in containers if isinstance(containers, list) else ():
         if not isinstance(container, dict):
             continue
-        words = _words(container, size)
-        if words and _starts(words):
-            yield Running(name, words, replicas, _devices(container, where) * size, files, where)
+        for words in _started(container, size, where):
+            pool = roles.pool(words, *told, name)
+            devices = _devices(container, where) * size
+            yield Running(name, _dynamo(words), replicas, devices, files, where, pool)
 
 
-def _words(container: Mapping[str, Any], size: int) -> tuple[str, ...]:
-    """What a container starts: its own command, or its image's with its arguments."""
+def _started(container: Mapping[str, Any], size: int, where: str) -> list[list[str]]:
+    """The engines a container starts: its own command, those of its script, or its image's with its arguments."""
     variables = _variables(container) | {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": "0"}
     command = [by_kubernetes(str(w), variables) for w in _listed(container.get("command"))]
     arguments = [by_kubernetes(str(w), variables) for w in _listed(container.get("args"))]
     words = [*command, *arguments]
-    if words and words[0] in _SHELLS and "-c" in words[:3]:
-        at = words.index("-c") + 1
-        script = words[at] if at < len(words) else ""
-        words = flags.split(by_shell(script, variables))
+    given = shell.script(words)
+    if given is not None:
+        found = _doors(given, variables, where)
     elif not command and container.get("image"):
-        words = [str(container["image"]), *arguments]
+        found = [[str(container["image"]), *arguments]]
+    else:
+        found = [words]
     environment = [f"{k}={v}" for k, v in variables.items() if k.startswith(("VLLM_", "SGLANG_"))]
-    return _dynamo([*environment, *words])
+    return [[*environment, *each] for each in found if _starts(_dynamo(each))]
 
 
-def _dynamo(words: list[str]) -> tuple[str, ...]:
+def _doors(given: shell.Script, variables: Mapping[str, str], where: str) -> list[list[str]]:
+    """The different engines that a script starts; of a group's processes, in branches by index, those that answer."""
+    text = given.text
+    for sign in ('"$@"', "$@", "$*"):
+        text = text.replace(sign, shlex.join(given.arguments))
+    try:
+        found = [words for words in shell.commands(by_shell(text, variables)) if _launches(_dynamo(words))]
+    except InputError as error:
+        raise InputError(error.message, where=f"{where}: {error.where}", expected=error.expected) from None
+    answering = [words for words in found if not _FOLLOWS.search(" ".join(words))] or found
+    return list(map(list, dict.fromkeys(map(tuple, answering))))
+
+
+def _dynamo(words: Sequence[str]) -> tuple[str, ...]:
     """A Dynamo worker's words as those of the engine it runs."""
     for at in range(len(words) - 1):
         if words[at] == "-m" and words[at + 1] in _DYNAMO:
@@ -229,11 +265,17 @@ def _dynamo(words: list[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _starts(words: tuple[str, ...]) -> bool:
+def _starts(words: Sequence[str]) -> bool:
+    """Whether a container's words start an engine, by its program or as what its image starts."""
     text = " ".join(words)
     return bool(
         re.search(r"(^|[\s/])(vllm(-openai\S*)?|sglang(\.launch_server)?|trtllm-serve)(\s|$|:|@)|vllm\.entry", text)
-    )
+    ) and not re.search(r"trtllm-serve disaggregated\b", text)  # what stands before two pools
+
+
+def _launches(words: Sequence[str]) -> bool:
+    """Whether a script's command starts an engine, rather than installs it, waits for it or writes of it."""
+    return words[0] not in {"echo", "printf"} and bool(_LAUNCHES.search(" ".join(words)))
 
 
 def _variables(container: Mapping[str, Any]) -> dict[str, str]:
@@ -266,11 +308,12 @@ def _compose(services: dict[str, Any], files: dict[str, str], where: str) -> Ite
         container = {"image": one.get("image"), "env": one.get("environment"), "command": entry, "args": command}
         if not entry and command[:1] and _starts((command[0],)):
             container |= {"command": command, "args": []}
-        words = _words(container, 1)
-        if words and _starts(words):
-            deploy = one.get("deploy") if isinstance(one.get("deploy"), dict) else {}
+        deploy = one.get("deploy") if isinstance(one.get("deploy"), dict) else {}
+        here = f"{where}: service {name}"[:200]
+        for words in _started(container, 1, here):
             replicas = _count((deploy or {}).get("replicas", 1), f"{where}: {name}")
-            yield Running(str(name)[:63], words, replicas, 0, files, f"{where}: service {name}"[:200])
+            pool = roles.pool(words, str(name))
+            yield Running(str(name)[:63], _dynamo(words), replicas, 0, files, here, pool)
 
 
 def _shell_words(value: Any) -> list[str]:

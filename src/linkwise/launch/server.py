@@ -5,6 +5,7 @@ VLLM_SERVER_DEV_MODE=1); else its metrics say memory share, block size and KV ca
 longest request, and nothing says the layout: the degrees then have to be given.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from linkwise.core.fetch import Address, Failed, exchange
 from linkwise.core.files import parse_json
 from linkwise.engine.base import Parsed
 from linkwise.engine.registry import parse_command
+from linkwise.launch import roles
 from linkwise.model.types import Model
 
 _MOST_BYTES = 8 * 2**20
@@ -42,9 +44,8 @@ class Told(NamedTuple):
         from msgspec.structs import replace
 
         found = parse_command(list(self.words), version=version, model=model)
-        return replace(
-            found, notes=(*found.notes, *self.notes), partial=not self.whole, kv_tokens=self.kv_tokens
-        )  # fmt: skip
+        notes = (*found.notes, *self.notes, *roles.said(roles.pool(self.words), "the server"))
+        return replace(found, notes=notes, partial=not self.whole, kv_tokens=self.kv_tokens)
 
 
 def read(url: str, *, degrees: bool, get: Get | None = None) -> Told:
@@ -158,12 +159,19 @@ def _vllm_words(config: Mapping[str, Any]) -> tuple[str, ...]:
             "--enable-lora": bool(lora),
             "--max-loras": lora.get("max_loras"),
             "--max-lora-rank": lora.get("max_lora_rank"),
+            "--kv-transfer-config": _transfer(part("kv_transfer_config")),
         }
     )
     if "mtp" in str(speculative.get("method", "")):
         tokens = int(speculative.get("num_speculative_tokens") or 1)
         words += ["--speculative-config", f'{{"method": "mtp", "num_speculative_tokens": {tokens}}}']
     return tuple(words)
+
+
+def _transfer(config: Mapping[str, Any]) -> str | None:
+    """A pool's connector and role, as far as they are words."""
+    told = {name: config[name] for name in ("kv_connector", "kv_role") if isinstance(config.get(name), str)}
+    return json.dumps(told) if told else None
 
 
 def _sglang(get: Get, url: str) -> Told | None:
@@ -174,7 +182,7 @@ def _sglang(get: Get, url: str) -> Told | None:
     names = (
         "tp_size", "pp_size", "dp_size", "ep_size", "attn_cp_size", "dcp_size", "enable_dp_attention",
         "moe_a2a_backend", "kv_cache_dtype", "quantization", "mem_fraction_static", "chunked_prefill_size",
-        "max_running_requests", "context_length", "page_size", "disable_cuda_graph",
+        "max_running_requests", "context_length", "page_size", "disable_cuda_graph", "disaggregation_mode",
     )  # fmt: skip
     words += _flags({"--" + name.replace("_", "-"): info.get(name) for name in names})
     version = info.get("version")

@@ -1,0 +1,150 @@
+"""Scripts in containers and pools of a pair, read from manifests: layouts worked out by hand from their flags."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.launch.made import asked, deployment
+from tests.launch.test_existing import read
+from tests.launch.test_kubernetes import CAST
+
+import linkwise
+from linkwise.core.errors import InputError
+from linkwise.core.layout import Layout
+from linkwise.launch import registry as launchers
+from linkwise.launch.expand import by_kubernetes, by_shell
+from linkwise.launch.kubernetes import registry
+from linkwise.launch.manifest import choose, load
+from linkwise.launch.types import Group
+from linkwise.launch.write import write
+
+
+def container(command: str, arguments: str) -> str:
+    pod = f"{{containers: [{{name: m, image: i, command: {command}, args: {arguments}}}]}}"
+    return f"kind: Deployment\nmetadata: {{name: m}}\nspec: {{template: {{spec: {pod}}}}}\n"
+
+
+# bash(1): single-letter options can be one word, -c's string is the first argument after all options, then $0 and $1.
+@pytest.mark.parametrize(
+    ("command", "before", "after"),
+    [
+        ('["/bin/bash", "-lc"]', "", ""),
+        ('["/bin/sh", "-ec"]', "", ""),
+        ('["bash", "-euxo", "pipefail", "-c"]', "", ""),
+        ('["bash", "--login", "-ce"]', "", ""),
+        ('["/usr/bin/env", "bash", "-c"]', "", ""),
+        ('["bash", "-c"]', "pip install vllm==0.30.0 && ", ""),
+        ('["bash", "-c"]', "ulimit -l unlimited; echo vllm serve starts; ", " 2>&1 | tee /tmp/log"),
+        ('["bash", "-c"]', "exec ", " & wait"),
+        ('["bash", "-c"]', "cat >c.yaml <<EOF\nvllm serve other\nEOF\n", " || exit 1"),
+        ('["bash", "-c"]', "export TP=4 && ", ""),
+        ('["bash", "-c"]', "if ! command -v vllm; then exit 1; fi\n", " # -tp 8"),
+    ],
+)
+def test_scripts_in_containers(tmp_path: Path, command: str, before: str, after: str) -> None:
+    tp = "$TP" if "TP=" in before else "4"
+    text = f"{before}vllm serve Qwen/Qwen3-8B -tp {tp} --max-num-seqs 7{after}"
+    (one,) = load(read(tmp_path, container(command, json.dumps([text]))))
+    found = one.parse()
+    assert (found.model, found.layout, found.options.max_seqs) == ("Qwen/Qwen3-8B", Layout(tp=4), 7)
+
+
+def test_words_behind_a_script_are_its_arguments(tmp_path: Path) -> None:
+    words = '["bash", "-c", "exec \\"$@\\"", "--", "vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2"]'
+    (one,) = load(read(tmp_path, container(words, "[]")))
+    assert one.parse().layout == Layout(tp=2)
+
+
+BRANCHES = """
+if [ "$LWS_WORKER_INDEX" = "0" ]; then
+  exec vllm serve Qwen/Qwen3-8B -tp 8 -pp 2 --nnodes 2 --node-rank 0 --master-addr $LWS_LEADER_ADDRESS
+else
+  exec vllm serve Qwen/Qwen3-8B -tp 8 -pp 2 --nnodes 2 --node-rank $LWS_WORKER_INDEX \\
+    --master-addr $LWS_LEADER_ADDRESS --headless
+fi
+"""
+
+
+def test_of_branches_the_one_that_answers_is_read(tmp_path: Path) -> None:
+    (one,) = load(read(tmp_path, container('["bash", "-c"]', json.dumps([BRANCHES]))))
+    assert one.parse().layout == Layout(tp=8, pp=2)
+    two = "case $SIZE in small) vllm serve a/b -tp 1 ;; *) vllm serve a/b -tp 8 ;; esac"
+    path = read(tmp_path, container('["bash", "-c"]', json.dumps([two])))
+    with pytest.raises(InputError, match=r"2 different commands in m.*Branches of a script are not chosen"):
+        choose(load(path), "", str(path))
+    with pytest.raises(InputError, match="balanced quotes"):
+        load(read(tmp_path, container('["bash", "-c"]', json.dumps(["vllm serve 'a"]))))
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefill", "decode"),
+    [
+        ("vllm serve", '--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_producer"}', None),
+        ("sglang serve --model-path", "--disaggregation-mode prefill", "--disaggregation-mode decode"),
+        ("trtllm-serve", "--server_role CONTEXT", "--server_role GENERATION"),
+        ("python3 -m dynamo.vllm --model", "--is-prefill-worker", "--is-decode-worker"),
+        ("python3 -m dynamo.sglang --model-path", "--disaggregation-mode prefill", "--disaggregation-mode decode"),
+    ],
+)
+def test_pools_of_one_layout_are_not_replicas_of_one_plan(
+    tmp_path: Path, engine: str, prefill: str, decode: str | None
+) -> None:
+    """The words by which each engine is told its pool (sources: launch/roles.py)."""
+    decode = decode or prefill.replace("producer", "consumer")
+    parts = (("a", prefill), ("b", decode))
+    each = [container(json.dumps(f"{engine} Qwen/Qwen3-8B {words}".split()), "[]") for _, words in parts]
+    path = read(
+        tmp_path,
+        "---\n".join(text.replace("name: m}", f"name: {n}}}", 1) for text, (n, _) in zip(each, parts, strict=True)),
+    )
+    with pytest.raises(InputError, match="2 different commands.*NAME one of a, b"):
+        choose(load(path), "", str(path))
+    for name in ("decode", "b"):
+        one = choose(load(path), name, str(path))
+        assert (one.pool, one.replicas) == ("decode", 1)
+        assert "the decode pool of a pair" in one.parse().notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "connector"), [("vllm", "nixl"), ("sglang", "sglang_mooncake"), ("trtllm", "trtllm")]
+)
+def test_our_own_pools_are_read_back_as_pools(tmp_path: Path, engine: str, connector: str) -> None:
+    """Two prefill and two decode groups of one layout."""
+    layout = Layout(tp=4)
+    groups = tuple(
+        Group(name=f"{role}-{n}", role=role, layout=layout, devices=tuple(range(first + 4 * n, first + 4 * n + 4)))
+        for role, first in (("prefill", 0), ("decode", 8))
+        for n in range(2)
+    )
+    given = asked("llama-3.3-70b", engine, [range(4)], layout, connector=connector)._replace(groups=groups)
+    write(deployment(given), tmp_path / "d")
+    with pytest.raises(InputError, match="different commands.*NAME one of prefill, decode"):
+        choose(load(tmp_path / "d"), "", "d")
+    one = choose(load(tmp_path / "d"), "prefill", "d")
+    assert (one.pool, one.replicas, one.parse().layout) == ("prefill", 2, layout)
+    if engine != "trtllm":
+        path = read(tmp_path, registry.manifest("llm-d", given, launchers.get(engine), CAST).text)
+        with pytest.raises(InputError, match="different commands.*NAME one of it-prefill, it-decode"):
+            choose(load(path), "", str(path))
+        assert choose(load(path), "decode", str(path)).parse().replicas == 2
+
+
+def test_a_role_that_only_a_label_says(tmp_path: Path) -> None:
+    """llm-d labels pods with llm-d.ai/role; a connector that takes kv_both does not say it."""
+    words = '["vllm", "serve", "Qwen/Qwen3-8B", "--kv-transfer-config", "{\\"kv_role\\": \\"kv_both\\"}"]'
+    text = container(words, "[]").replace("template: {", "template: {metadata: {labels: {llm-d.ai/role: decode}}, ")
+    (one,) = load(read(tmp_path, text))
+    assert one.pool == "decode"
+
+
+def test_a_pool_in_a_pasted_command_is_said() -> None:
+    command = "sglang serve --model-path Qwen/Qwen3-8B --tp 2 --disaggregation-mode decode"
+    plan = linkwise.plan(on="8xh100-sxm", from_command=command, isl=1000, osl=100)
+    assert any("the command is the decode pool of a pair" in note for note in plan.notes)
+
+
+def test_variables_that_grow_without_end_are_refused() -> None:
+    with pytest.raises(InputError, match="too long"):
+        by_shell("$A" * 1000, {"A": "x" * 1000})
+    with pytest.raises(InputError, match="too long"):
+        by_kubernetes("$(A)" * 1000, {"A": "x" * 1000})
