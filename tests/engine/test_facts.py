@@ -151,6 +151,16 @@ def test_vllm_shared_experts_are_whole_when_tokens_are_sharded_over_tp(make):
     assert engine.convention.moe_exchange == "all_gather"
 
 
+def test_trtllm_gathers_tokens_unless_its_all_to_all_over_nvlink_is_said(make):
+    # fused_moe_wide_ep.py select_alltoall_method_type: not below so many expert ranks, nor without NVLink across nodes.
+    engine, model, wide = registry.get("trtllm"), make(experts=64), Layout(dp_attn=16, ep=16)
+    assert engine.convention_for(model, wide, Options()) == engine.convention
+    assert engine.convention.moe_exchange == "all_gather"
+    direct = engine.convention_for(model, wide, Options(moe_exchange="all_to_all"))
+    assert direct.moe_exchange == "all_to_all"
+    assert direct.mlp_over == engine.convention.mlp_over
+
+
 @pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", "float8_e8m0", "int32"])
 @pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "linkwise"])
 def test_a_kv_dtype_no_engine_stores_is_refused(make, name, dtype):

@@ -18,6 +18,7 @@ from linkwise.plan.time import group_seconds
 from linkwise.simulate.calibrate import split
 from linkwise.simulate.calibrate.case import Case, Split, serving
 from linkwise.simulate.calibrate.fit import NAMES, Space, fit, grouped, measured, predicted, simulated
+from linkwise.simulate.of_plan import pool_for
 from linkwise.simulate.rules import Transfer
 
 MODEL, DEVICES = read.load("llama-3.1-8b"), presets.shorthand("1xh100-sxm")
@@ -98,3 +99,13 @@ def test_a_split_run_is_simulated_with_its_router_and_transfer():
     assert found.tpot is not None
     assert found.ttft is not None
     assert found.tpot.mean > 0
+
+
+def test_prompts_hold_no_room_for_answers_that_are_drawn_elsewhere():
+    # TensorRT-LLM admits a request only where all of its answer fits (reserve 1): on the side that draws it
+    one = case(1.0, 0.01)
+    both, prompts, drawn = (
+        pool_for(one.served, one.load, role=role, replicas=1)[0].rules.reserve for role in ("both", "prefill", "decode")
+    )
+    assert (both, prompts, drawn) == (1.0, 0.0, 1.0)
+    assert [rules.reserve for rules in split.rules_of(one)] == [0.0, 1.0]
