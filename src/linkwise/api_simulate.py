@@ -153,12 +153,16 @@ def scaled(
 
 
 def plan_of(source: "FilePath | Plan", isl: int | None = None, osl: int | None = None) -> Plan:
-    """The plan of a file or as it is, with other lengths where given."""
+    """The plan of a file or as it is, with other lengths where given. Raises InputError for one that contradicts
+    itself: its steps are timed again from its inputs."""
     from msgspec.structs import replace
 
+    from linkwise.answers import called
     from linkwise.answers import plan_of as read
+    from linkwise.plan.agree import agree
 
     found = read(source)
+    agree(found, called(source, "plan"))
     changes = {"isl_tokens": isl, "osl_tokens": osl}
     given = {name: value for name, value in changes.items() if value is not None}
     return replace(found, workload=replace(found.workload, **given)) if given else found

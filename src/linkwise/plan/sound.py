@@ -15,13 +15,7 @@ _MOST_BATCH = 10**7
 
 def check(plan: Plan, where: str) -> None:
     """Raises InputError naming the first field that contradicts the rest of the plan."""
-    size, devices = plan.layout.size, plan.cluster.size
-    rows = plan.rank_grid
-    if len(rows) != plan.replicas or any(len(row) != size for row in rows):
-        _refuse(where, "rank_grid", f"{len(rows)} rows", f"{plan.replicas} rows of {size} devices")
-    used = [device for row in rows for device in row]
-    if len(set(used)) != len(used) or not all(0 <= d < devices for d in used):
-        _refuse(where, "rank_grid", "a device twice or beyond the cluster", f"distinct devices 0..{devices - 1}")
+    _check_grid(plan, where)
     if plan.chosen.layout != plan.layout:
         _refuse(where, "chosen.layout", str(plan.chosen.layout), str(plan.layout))
     if not 1 <= plan.chosen.point.batch <= _MOST_BATCH:
@@ -31,10 +25,7 @@ def check(plan: Plan, where: str) -> None:
     if plan.ledger.layout != plan.layout:
         _refuse(where, "ledger.layout", str(plan.ledger.layout), str(plan.layout))
     _check_ledger(plan, where)
-    if plan.step_calibration is not None and not plan.step_calibration.constants:
-        _refuse(
-            where, "step_calibration.constants", "none", "those that the times rest on, or no step_calibration at all"
-        )
+    _check_calibration(plan, where)
     for field in ("tpot_s", "ttft_s", "rate_per_s", "tokens_per_s"):
         value = getattr(plan.chosen.point, field)
         if not 0 <= value < math.inf:
@@ -42,6 +33,33 @@ def check(plan: Plan, where: str) -> None:
     for step in ("prefill", "decode", "mixed"):
         for number, op in enumerate(getattr(plan, step)):
             _check_op(op, plan, where, f"{step}[{number}]")
+
+
+def _check_grid(plan: Plan, where: str) -> None:
+    """One row of the cluster's devices for every replica, no device twice."""
+    size, devices, rows = plan.layout.size, plan.cluster.size, plan.rank_grid
+    if len(rows) != plan.replicas:
+        _refuse(where, "rank_grid", f"{len(rows)} rows", f"{plan.replicas} rows, one a replica")
+    odd = next((row for row in rows if len(row) != size), None)
+    if odd is not None:
+        ranks = f"{size} in each, as many as the ranks of ({plan.layout})"
+        _refuse(where, "rank_grid", f"a row of {len(odd)} devices", ranks)
+    used = [device for row in rows for device in row]
+    if len(set(used)) != len(used) or not all(0 <= d < devices for d in used):
+        _refuse(where, "rank_grid", "a device twice or beyond the cluster", f"distinct devices 0..{devices - 1}")
+
+
+def _check_calibration(plan: Plan, where: str) -> None:
+    """The constants that the file embeds are those its times rest on, by name."""
+    own = plan.step_calibration
+    if own is not None and not own.constants:
+        _refuse(
+            where, "step_calibration.constants", "none", "those that the times rest on, or no step_calibration at all"
+        )
+    rests = own.label if own is not None else plan.cluster.constants.label
+    if plan.calibration != rests and not plan.calibration.startswith(f"{rests}; links: "):
+        given = rests[:80] if own is not None else "none"
+        _refuse(where, "step_calibration", given, f"{plan.calibration[:80]!r}, which field calibration names")
 
 
 def _check_ledger(plan: Plan, where: str) -> None:

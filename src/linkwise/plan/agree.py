@@ -1,0 +1,68 @@
+"""Whether a plan's figures are those its own inputs give: what is timed again later has to be what was planned."""
+
+import math
+from typing import Any
+
+from linkwise._version import __version__
+from linkwise.core.errors import InputError
+from linkwise.core.quantity import value_of
+from linkwise.engine.base import Resolved
+from linkwise.plan.engine_of import engine_of
+from linkwise.plan.explain import subject
+from linkwise.plan.figures import figures
+from linkwise.plan.ledger import ledger
+from linkwise.plan.types import Ledger, Plan
+
+_CLOSE = 1e-9
+
+
+def agree(plan: Plan, where: str) -> None:
+    """Raises InputError naming the first figure of a plan that its model, cluster, options and calibration do not give.
+
+    A plan of another version of linkwise is let pass: its formulas were others.
+    """
+    if plan.version != __version__:
+        return
+    try:
+        resolved, memory, found = _recomputed(plan)
+    except InputError as error:  # what the inputs say together cannot be
+        at = f"{where}: field {error.where}" if error.where else where
+        raise InputError(error.message, where=at, expected=error.expected, hint=error.hint) from None
+    for name in resolved.__struct_fields__:
+        _same(where, f"resolved.{name}", getattr(plan.resolved, name), getattr(resolved, name))
+    _same(where, "ledger.ranks", len(plan.ledger.ranks), len(memory.ranks))
+    for number, (mine, given) in enumerate(zip(plan.ledger.ranks, memory.ranks, strict=True)):
+        for kind in ("weights", "kv"):
+            _same(where, f"ledger.ranks[{number}]: {kind}", mine.bytes_of(kind), given.bytes_of(kind))
+        for name in ("budget_bytes", "kv_bytes", "kv_tokens", "requests"):
+            _same(where, f"ledger.ranks[{number}].{name}", getattr(mine, name), getattr(given, name))
+    for path in sorted(found.keys() | plan.figures.keys()):
+        _same(where, f"figures.{path}", plan.figures.get(path), found.get(path))
+    for name in ("tpot_s", "ttft_s"):
+        if name in found:
+            _same(where, f"chosen.point.{name}", getattr(plan.chosen.point, name), found[name])
+
+
+def _recomputed(plan: Plan) -> tuple[Resolved, Ledger, dict[str, Any]]:
+    """Settings, memory and figures from the plan's inputs alone."""
+    engine = engine_of(plan)
+    return (
+        engine.resolve(plan.options, plan.model, plan.cluster.accelerator, plan.layout),
+        ledger(plan.model, plan.cluster, engine, plan.layout, plan.options, plan.workload),
+        {path: value_of(value) for path, value in figures(subject(plan)).items()},
+    )
+
+
+def _same(where: str, field: str, stored: Any, given: Any) -> None:
+    both = isinstance(stored, int | float) and isinstance(given, int | float)
+    if stored == given or (both and math.isclose(stored, given, rel_tol=_CLOSE)):
+        return
+    raise InputError(
+        f"field {field}: {_word(stored)}", where=where,
+        expected=f"{_word(given)}, as the plan's model, cluster, options and calibration give it",
+        hint="It was edited, or written by another state of linkwise: make it again with linkwise plan",
+    )  # fmt: skip
+
+
+def _word(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)[:60]
