@@ -18,6 +18,8 @@ from linkwise.cluster.detail import NodeDetail
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import encode_json
+from linkwise.engine.registry import parse_command
+from linkwise.launch import network
 from linkwise.launch.bench import commands
 from linkwise.launch.scripts import line, quoted, scripts
 from linkwise.launch.types import Deployment, Process, Served
@@ -162,6 +164,21 @@ def test_nics_numa_nodes_and_the_interface() -> None:
     assert deployment(half._replace(cluster=where)).processes[0].command[:3] == (
         "numactl", "--cpunodebind=1", "--membind=1",
     )  # fmt: skip
+    # sglang/srt/server_args.py: --numa-node, one for each of the process's ranks in turn.
+    whole = asked("llama-3.3-70b", "sglang", [range(16)], Layout(tp=8, pp=2))._replace(cluster=where)
+    for one in deployment(whole).processes:
+        words = list(one.command)
+        assert words[words.index("--numa-node") + 1 :][:8] == ["0", "0", "0", "0", "1", "1", "1", "1"]
+    assert parse_command(words).layout == Layout(tp=8, pp=2)
+    # Ray and TensorRT-LLM start the ranks of a node from one process, which is bound where one NUMA node has them all.
+    other = asked("llama-3.3-70b", "trtllm", [range(8)], Layout(tp=8))._replace(cluster=where)
+    (said,) = network.unbound(other, "trtllm")
+    assert said.startswith("trtllm is not told NUMA nodes: replica-0 has devices of nodes 0, 1 on node 0")
+    row = [*range(4, 8), *range(12, 16)]
+    ray = deployment(
+        asked("llama-3.3-70b", "vllm", [row], Layout(tp=4, pp=2), multi_node="ray")._replace(cluster=where)
+    )
+    assert [p.command[:3] for p in ray.processes[1:]] == [("numactl", "--cpunodebind=1", "--membind=1")] * 2
     # One NIC whose name is no RDMA device's: NCCL is left to choose.
     odd = msgspec.structs.replace(detail, nic_names=("eth0", *detail.nic_names[1:]))
     other = deployment(given._replace(cluster=msgspec.structs.replace(where, detail=odd)))

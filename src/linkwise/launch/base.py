@@ -177,6 +177,10 @@ class Launcher(ABC):
         """What to know before scripts on nodes are started."""
         return ()
 
+    def binds_ranks(self, asked: Asked) -> bool:
+        """Whether a process that has devices of several NUMA nodes is told each rank's."""
+        return False
+
     def files(self, asked: Asked) -> dict[str, str]:
         """Files beside the commands, name to text."""
         return {}

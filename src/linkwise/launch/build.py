@@ -255,6 +255,9 @@ def _refuse_processes(asked: Asked, launcher: Launcher) -> None:
 
 def _notes(source: Source, asked: Asked, launcher: Launcher) -> tuple[str, ...]:
     said = [*network.unnamed(asked), *launcher.notes(asked)]
+    if not launcher.binds_ranks(asked):
+        through = f"{launcher.name} through Ray" if asked.multi_node == "ray" else launcher.name
+        said += network.unbound(asked, through)
     if not asked.alone and not asked.hosts:
         nodes = ", ".join(f"HOST_{node}" for node in asked.nodes[:4]) + (", ..." if len(asked.nodes) > 4 else "")
         said.append(f"addresses of nodes are not given: fill {nodes} in hosts.env, or give --hosts")

@@ -103,6 +103,21 @@ def numa(asked: Asked, group: Group, node: int, ranks: Sequence[int]) -> tuple[i
     return () if -1 in found else found
 
 
+def unbound(asked: Asked, engine: str) -> tuple[str, ...]:
+    """What to say of NUMA nodes that are known and not set. engine: one that does not bind the ranks of a process."""
+    for group in asked.groups:
+        for node in dict.fromkeys(asked.cluster.node_of(d) for d in group.devices):
+            ranks = [rank for rank, d in enumerate(group.devices) if asked.cluster.node_of(d) == node]
+            numbers = sorted(set(numa(asked, group, node, ranks)))
+            if len(numbers) > 1:
+                listed = ", ".join(map(str, numbers))
+                return (
+                    f"{engine} is not told NUMA nodes: {group.name} has devices of nodes {listed} on node {node}, and"
+                    " one process starts their ranks",
+                )
+    return ()
+
+
 def bound(numbers: Sequence[int]) -> tuple[str, ...]:
     """numactl in front of a process whose devices share a NUMA node; () otherwise."""
     if len(set(numbers)) != 1:

@@ -103,7 +103,8 @@ def cluster(asked: Asked, group: Group, by_node: dict[int, list[int]], port: int
     for number, (node, ranks) in enumerate(by_node.items()):
         own = asked.host(node)
         where = [f"--address={head}:{port}"] if number else ["--head", f"--port={port}"]
-        command = ("ray", "start", *where, f"--node-ip-address={own}", f"--num-gpus={len(ranks)}", "--block")
+        bound = network.bound(network.numa(asked, group, node, ranks))  # the ranks inherit it
+        command = (*bound, "ray", "start", *where, f"--node-ip-address={own}", f"--num-gpus={len(ranks)}", "--block")
         made.append(
             Process(
                 name=f"{group.name}-ray-{number}", group=group.name, role=group.role, node=node, host=own,

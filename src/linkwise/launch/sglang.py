@@ -74,12 +74,18 @@ class Sglang(Launcher):
     ) -> Process:
         numa = network.numa(asked, group, run.node, run.ranks)
         own = ["--node-rank", str(number)] if count > 1 else []
+        if len(set(numa)) > 1:
+            # By the number of a rank's device among those the process sees (numa_utils.py, configure_subprocess).
+            own += ["--numa-node", *map(str, numa)]
         return Process(
             name=group.name if count == 1 else f"{group.name}-part-{number}", group=group.name, role=group.role,
             node=run.node, host=asked.host(run.node), devices=local(asked, group, run.ranks), ranks=run.ranks,
             command=(*network.bound(numa), *words, *own),
             environment=network.environment(asked, group, run.node, run.ranks), ports=ports,
         )  # fmt: skip
+
+    def binds_ranks(self, asked: Asked) -> bool:
+        return True
 
     def router(self, asked: Asked, processes: Sequence[Process]) -> tuple[Process, dict[str, str]] | None:
         doors = [p for p in processes if p.url]

@@ -149,7 +149,7 @@ class Vllm(Launcher):
             environment |= side_channel(asked, run.node, ports)
         numa = network.numa(asked, group, run.node, run.ranks)
         front: tuple[str, ...] = ()
-        if numa and version_key(asked.engine.version) >= version_key(_NUMA_SINCE):
+        if numa and self.binds_ranks(asked):
             words = (*words, "--numa-bind", "--numa-bind-nodes", *map(str, numa))
         else:
             front = network.bound(numa)
@@ -178,6 +178,10 @@ class Vllm(Launcher):
             command=(*words, *self._door(asked, common.ports["http"])), environment=environment, ports=common.ports,
         )  # fmt: skip
         return (front, *joined.processes)
+
+    def binds_ranks(self, asked: Asked) -> bool:
+        # Ray starts the ranks itself.
+        return asked.multi_node != "ray" and version_key(asked.engine.version) >= version_key(_NUMA_SINCE)
 
     def files(self, asked: Asked) -> dict[str, str]:
         return ray.files(asked)
