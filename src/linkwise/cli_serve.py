@@ -247,8 +247,14 @@ def _needs() -> None:
 
 
 def _threads(what: "Wanted", asked: "Asked") -> int:
-    """Cores are shared by all ranks of this machine, not by those of one unit."""
-    return max(1, len(os.sched_getaffinity(0)) // (what.replicas * asked.spec.ranks))
+    """Cores are shared by all ranks of this machine, not by those of one unit; one is left to this process.
+
+    Threads of a rank wait for each other at the end of every operation: where one of them has no core, all are late.
+    0: as OMP_NUM_THREADS says.
+    """
+    if os.environ.get("OMP_NUM_THREADS"):
+        return 0
+    return max(1, (len(os.sched_getaffinity(0)) - 1) // (what.replicas * asked.spec.ranks))
 
 
 def _key(file: Path | None) -> str:
