@@ -1,7 +1,6 @@
 """`launch` as a Python call: a plan, or the pools of a handoff, as a Deployment."""
 
 import os
-import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from linkwise.core.errors import InputError
@@ -56,23 +55,23 @@ def manifest(
     image: str = "",
     router_image: str = "",
     cluster_topology: str = "",
+    object_name: str = "",
     start_s: float = 3600.0,
 ) -> "tuple[str, Prepared]":
     """Kubernetes manifests (YAML) for a plan or a handoff, and what was asked of the engine, with notes on both.
 
-    kind: lws, llm-d or dynamo. Other arguments as the command's options. Raises as `launch`.
+    kind: lws, llm-d or dynamo. object_name: of the objects; "" = made of the model's name in the API. Other arguments
+    as the command's options. Raises as `launch`.
     """
     from linkwise.launch.kubernetes import registry
-    from linkwise.launch.kubernetes.pods import Cast
+    from linkwise.launch.kubernetes.pods import Cast, name_for
 
     engine = engine or ("dynamo" if kind == "dynamo" else "")
     found = _prepared(
         source, engine=engine, weights=weights, called=name, interface=interface, extra=_split(engine_args),
         start_s=start_s,
     )  # fmt: skip
-    plain = re.sub(r"[^a-z0-9]+", "-", found.asked.called.lower()).strip("-")[:40].strip("-")
-    called = plain if plain[:1].isalpha() else f"m-{plain}"[:40].strip("-")
-    cast = Cast(called, image, router_image, cluster_topology)
+    cast = Cast(object_name or name_for(found.asked.called), image, router_image, cluster_topology)
     made = registry.manifest(kind, found.asked, found.launcher, cast)
     return made.text, found._replace(notes=made.notes)
 

@@ -81,6 +81,9 @@ def launch(
     cluster_topology: Annotated[
         str, typer.Option(help="dynamo: ClusterTopology whose level rack is a scale-up domain", rich_help_panel=_K8S)
     ] = "",
+    object_name: Annotated[
+        str, typer.Option(help="of the objects; left out: made of the model's name in the API", rich_help_panel=_K8S)
+    ] = "",
     json: Annotated[
         bool, typer.Option("--json", help="print deployment.json, and nothing else", rich_help_panel="Output")
     ] = False,
@@ -95,7 +98,8 @@ def launch(
             "--hosts": hosts, "--interface": interface, "--router": router, "--port": port is not None,
             "--data-parallel": data_parallel, "--engine-args": engine_args, "--start": start, "--route": route,
             "--on-fault": on_fault, "--timeout": timeout, "--kubernetes": kubernetes, "--image": image,
-            "--router-image": router_image, "--cluster-topology": cluster_topology, "-o": output, "--json": json,
+            "--router-image": router_image, "--cluster-topology": cluster_topology, "--object-name": object_name,
+            "-o": output, "--json": json,
         },
         written=written,
     )  # fmt: skip
@@ -119,7 +123,7 @@ def launch(
             output, *api_launch.manifest(
                 given, kubernetes, engine=engine, weights=weights, name=name, interface=interface,
                 engine_args=engine_args, image=image, router_image=router_image, cluster_topology=cluster_topology,
-                start_s=rules.start_s,
+                object_name=object_name, start_s=rules.start_s,
             )
         )  # fmt: skip
     made = api_launch.launch(
@@ -145,7 +149,7 @@ def launch(
 
 def _only_where_it_counts(given: dict[str, Any], *, written: bool) -> None:
     """Refuse options that would change nothing. written: SOURCE is a folder of a launch, whose files say the rest."""
-    running, pods = ("--on-fault", "--timeout"), ("--image", "--router-image", "--cluster-topology")
+    running, pods = ("--on-fault", "--timeout"), ("--image", "--router-image", "--cluster-topology", "--object-name")
     if written:
         what, besides = "a folder of a launch", [n for n in given if n not in {"--start", "--route", *running}]
     elif given["--kubernetes"]:

@@ -3,6 +3,7 @@
 The manifests are written here in the shapes of llm-d's guides, Dynamo's examples, LeaderWorkerSet's and compose files.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -282,7 +283,24 @@ def test_a_vllm_server_does_not_say_its_layout() -> None:
         server.read("http://h:1", degrees=False, get=pages)
     found = server.read("http://h:1", degrees=True, get=pages).parse()
     assert (found.model, found.replicas, found.options.memory_utilization) == ("openai/gpt-oss-120b", 2, 0.85)
-    assert any("0.32.0" in note for note in found.notes)
+    assert not any("0.32" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("served_by", "planned", "said"),
+    [
+        ("0.32.0", None, ""),  # the facts' own
+        ("0.32.1.dev5+g1a2b3c", None, ""),
+        ("0.31.0", None, "the server is vllm 0.31.0, the facts are those of 0.32"),
+        ("0.31.0", "0.31", ""),
+        ("0.32.0", "0.31", "the server is vllm 0.32.0, the facts are those of 0.31"),
+        ("main", None, "the server is vllm main"),
+    ],
+)
+def test_a_server_of_another_version_is_said(served_by: str, planned: str | None, said: str) -> None:
+    pages = served(metrics=METRICS, models=MODELS, info=DEV, version=json.dumps({"version": served_by}).encode())
+    notes = [n for n in server.read("h:1", degrees=False, get=pages).parse(version=planned).notes if "facts" in n]
+    assert (len(notes), said in "".join(notes)) == (bool(said), True)
 
 
 def running(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:

@@ -20,7 +20,7 @@ from linkwise.core.layout import Layout
 from linkwise.engine.registry import parse_command
 from linkwise.launch import registry as launchers
 from linkwise.launch.base import Asked
-from linkwise.launch.kubernetes import registry, schema
+from linkwise.launch.kubernetes import pods, registry, schema
 from linkwise.launch.kubernetes.pods import Cast
 from linkwise.launch.types import Group
 
@@ -356,4 +356,23 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert "note: Dynamo's processes find each other" in linkwise("launch p.json --engine dynamo -o d").err
     assert linkwise("launch p.json --kubernetes dynamo --image a/b:1 -o k").code == 0
     assert linkwise("launch p.json --kubernetes lws --hosts a,b -o k").code == 2
+    # The name of the objects is one thing, the model's in the API another.
+    assert linkwise("launch p.json --kubernetes lws --name A/B.c --object-name mine -o k").code == 0
+    text = " ".join((tmp_path / "k" / "manifest.yaml").read_text().split())
+    assert ("name: mine-front" in text, "--served-model-name A/B.c" in text) == (True, True)
+    for name, said in (("Mine", "letters, digits and dashes"), ("x" * 41, "at most 40")):
+        ran = linkwise(f"launch p.json --kubernetes lws --object-name {name} -o k")
+        assert (ran.code, "--object-name" in ran.err, said in ran.err) == (2, True, True)
+    ran = linkwise("launch p.json --kubernetes lws --name \N{KATAKANA LETTER MO} -o k")
+    assert (ran.code, "--object-name NAME" in ran.err) == (2, True)
+    assert linkwise("launch p.json --object-name x -o d").code == 2
     assert linkwise("launch p.json --image a/b:1 -o d").code == 2
+
+
+def test_names_that_are_cut_stay_apart() -> None:
+    long = "an-organisation-of-many-words/a-model-of-many-more-words-8B"
+    base, tuned = pods.name_for(long), pods.name_for(f"{long}-Instruct")
+    assert base != tuned
+    assert {pods.check_name(name)[:33] for name in (base, tuned)} == {"an-organisation-of-many-words-a-m"}
+    assert pods.name_for("llama-3.3-70b") == "llama-3-3-70b"
+    assert pods.name_for("01-ai/Yi-34B") == "m-01-ai-yi-34b"

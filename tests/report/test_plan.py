@@ -4,8 +4,11 @@ import io
 import re
 
 import pytest
+from msgspec.structs import replace
 
 import linkwise
+from linkwise.cluster.detail import NodeDetail
+from linkwise.cluster.read import load
 from linkwise.plan.types import Op
 from linkwise.report import compare, plan, text
 
@@ -123,3 +126,14 @@ def test_plans_that_answer_different_questions_say_so() -> None:
     )
     assert compare.compare(a, a).differs == ()
     assert all(row.a == row.b for row in compare.compare(a, a).rows)
+
+
+def test_the_headline_follows_the_replica_that_lies_worst() -> None:
+    """Two nodes of four devices; in the first, device 0 is off the switch, so one of four pairs goes over PCIe."""
+    usual = NodeDetail(islands=(0,) * 4, ports_Bps=(450e9,) * 4)
+    odd = NodeDetail(islands=(0, 1, 1, 1), ports_Bps=(0.0, 450e9, 450e9, 450e9))
+    where = replace(load("2x4xh100-sxm"), detail=usual, odd_nodes={0: odd})
+    found = linkwise.plan("llama-3.1-8b", on=where, tp=2)
+    assert found.replicas == 4
+    assert "tp over PCIe in 1 of 4 replicas, a scale-up island at best" in repr(found)
+    assert "tp over a scale-up island" in repr(linkwise.plan("llama-3.1-8b", on="2x4xh100-sxm", tp=2))

@@ -15,7 +15,8 @@ from linkwise.core.errors import InputError, Undecidable
 from linkwise.core.fetch import Address, Failed, exchange
 from linkwise.core.files import parse_json
 from linkwise.engine.base import Parsed
-from linkwise.engine.registry import parse_command
+from linkwise.engine.registry import get, parse_command
+from linkwise.engine.versions import version_key
 from linkwise.launch import roles
 from linkwise.model.types import Model
 
@@ -32,20 +33,34 @@ Get = Callable[[str], bytes | None]
 class Told(NamedTuple):
     """The command a server amounts to. whole: it says the layout too. notes: what it says beside.
 
-    kv_tokens: what the KV cache of each of its engines holds; None = not said.
+    kv_tokens: what the KV cache of each of its engines holds; None = not said. version: the server's; "" = not said.
     """
 
     words: tuple[str, ...]
     whole: bool
     notes: tuple[str, ...]
     kv_tokens: int | None = None
+    version: str = ""
 
     def parse(self, *, version: str | None = None, model: Model | None = None) -> Parsed:
         from msgspec.structs import replace
 
         found = parse_command(list(self.words), version=version, model=model)
-        notes = (*found.notes, *self.notes, *roles.said(roles.pool(self.words), "the server"))
+        of_version = _of_version(found.engine, self.version, get(found.engine, version).version)
+        notes = (*found.notes, *of_version, *self.notes, *roles.said(roles.pool(self.words), "the server"))
         return replace(found, notes=notes, partial=not self.whole, kv_tokens=self.kv_tokens)
+
+
+def _of_version(engine: str, served: str, planned: str) -> tuple[str, ...]:
+    """What to say where the server is of another version than the facts that are planned with."""
+    parts = planned.count(".") + 1
+    try:
+        same = not served or version_key(served)[:parts] == version_key(planned)[:parts]
+    except InputError:  # a build that is no release
+        same = False
+    return () if same else (
+        f"the server is {engine} {served}, the facts are those of {planned}: --engine {engine}@VERSION takes others",
+    )  # fmt: skip
 
 
 def read(url: str, *, degrees: bool, get: Get | None = None) -> Told:
@@ -106,8 +121,7 @@ def _vllm(get: Get, url: str) -> Told | None:
     )
     info, notes, tokens = infos[0], [], None
     version = _object(get("/version"), f"{url}: /version").get("version")
-    if isinstance(version, str):
-        notes.append(f"the server is vLLM {version[:40]}: --engine vllm@VERSION plans with that version's facts")
+    version = _word(version)
     if all(_COUNT.fullmatch(info.get(name, "")) for name in ("num_gpu_blocks", "block_size")):
         tokens = int(info["num_gpu_blocks"]) * int(info["block_size"])
         notes.append(
@@ -115,7 +129,7 @@ def _vllm(get: Get, url: str) -> Told | None:
         )
     config = _object(get("/server_info?config_format=json"), f"{url}: /server_info").get("vllm_config")
     if isinstance(config, dict):
-        return Told(_vllm_words(config), True, tuple(notes), tokens)
+        return Told(_vllm_words(config), True, tuple(notes), tokens, version)
     words = ["vllm", "serve", _text(model.get("root") or model.get("id"), "model", url)]
     words += _flags({"--max-model-len": model.get("max_model_len")})
     words += _flags(
@@ -124,7 +138,7 @@ def _vllm(get: Get, url: str) -> Told | None:
     words += _flags({"--kv-cache-dtype": info.get("cache_dtype")})
     if len(infos) > 1:
         words += ["--data-parallel-size", str(len(infos))]
-    return Told(tuple(words), False, tuple(notes), tokens)
+    return Told(tuple(words), False, tuple(notes), tokens, version)
 
 
 def _vllm_words(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -185,10 +199,9 @@ def _sglang(get: Get, url: str) -> Told | None:
         "max_running_requests", "context_length", "page_size", "disable_cuda_graph", "disaggregation_mode",
     )  # fmt: skip
     words += _flags({"--" + name.replace("_", "-"): info.get(name) for name in names})
-    version = info.get("version")
-    note = f"the server is SGLang {str(version)[:40]}: --engine sglang@VERSION plans with that version's facts"
     tokens = info.get("max_total_num_tokens")  # of each attention replica
-    return Told(tuple(words), True, (note,) if version else (), tokens if isinstance(tokens, int) else None)
+    known = tokens if isinstance(tokens, int) else None
+    return Told(tuple(words), True, (), known, _word(info.get("version")))
 
 
 def _flags(values: Mapping[str, Any]) -> list[str]:
@@ -204,6 +217,10 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
         ):
             words += [name, str(value)[:400]]
     return words
+
+
+def _word(value: Any) -> str:
+    return value[:40] if isinstance(value, str) and value.isprintable() else ""
 
 
 def _text(value: Any, name: str, where: str) -> str:

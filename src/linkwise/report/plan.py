@@ -134,23 +134,42 @@ def _degree(plan: Plan, axis: str) -> int:
     return int(getattr(plan.layout, axis))
 
 
+# Fast first.
+_CROSSED = {
+    Tier.ISLAND: "a scale-up island",
+    Tier.NODE: "PCIe",
+    Tier.CLUSTER: "the network between nodes",
+}
+
+
 def _layout(layout: Any, replicas: int) -> str:
     return f"{replicas} replicas of {layout}" if replicas > 1 else str(layout)
 
 
 def _copies(plan: Plan) -> str:
-    one = plan.chosen
     words = _layout(plan.layout, plan.replicas)
     if plan.layout.size > 1:
         per_node = plan.cluster.devices_per_node
         inside = plan.layout.size <= per_node
         words += ", each inside one node" if inside and plan.replicas > 1 else ", inside one node" if inside else ""
-        tier = {"island": "a scale-up island", "node": "PCIe", "cluster": "the network between nodes"}.get(one.tier)
-        if plan.layout.tp > 1 and tier:
-            words += f"; tp over {tier}"
+        words += f"; tp over {_crossed(plan)}" if plan.layout.tp > 1 else ""
     used = plan.layout.size * plan.replicas
     idle = plan.cluster.size - used
     return words + (f"; {used} of {plan.cluster.size} devices, {idle} free" if idle else "")
+
+
+def _crossed(plan: Plan) -> str:
+    """What tensor groups cross in the replica that lies worst, and how many lie so where not all do."""
+    tp, tiers = plan.layout.tp, list(_CROSSED)
+    rows = [
+        max(tiers.index(plan.cluster.tier(row[at : at + tp])) for at in range(0, len(row), tp))
+        for row in plan.rank_grid
+    ]
+    worst = max(rows)
+    word, count = _CROSSED[tiers[worst]], rows.count(worst)
+    if count == len(rows):
+        return word
+    return f"{word} in {count} of {len(rows)} replicas, {_CROSSED[tiers[min(rows)]]} at best"
 
 
 def _why(plan: Plan) -> list[str]:

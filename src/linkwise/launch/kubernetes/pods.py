@@ -1,5 +1,6 @@
 """A group as pods: one per node, the first the leader; what differs between the others follows from their index."""
 
+import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ STAND_IN_IP = "POD_IP"  # the variable of a pod's own address
 SECRET, SECRET_KEY = "hf-token-secret", "HF_TOKEN"  # as Dynamo's examples have them
 _FILES = "/etc/linkwise"
 _SHM = "16Gi"
+_NAME_CHARS = 40  # of 63: controllers and we add to it
 
 
 class Cast(NamedTuple):
@@ -287,8 +289,28 @@ def lws(one: Set, cast: Cast, asked: Asked, labels: dict[str, str], leader: sche
     )
 
 
+def name_for(called: str) -> str:
+    """A name for objects, made of a model's. Raises InputError where nothing of it may stand in one."""
+    plain = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
+    if not plain:
+        raise InputError(
+            f"nothing of {called[:60]!r} may stand in a name of Kubernetes", where="--kubernetes",
+            expected="--object-name NAME",
+        )  # fmt: skip
+    if not plain[0].isalpha():
+        plain = f"m-{plain}"
+    if len(plain) <= _NAME_CHARS:
+        return plain
+    # What tells long names apart may lie behind the cut.
+    mark = hashlib.sha256(called.encode()).hexdigest()[:6]
+    return f"{plain[: _NAME_CHARS - 7].strip('-')}-{mark}"
+
+
 def check_name(name: str) -> str:
     """A name for objects. Raises InputError."""
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
-        raise InputError(repr(name[:60]), where="--name", expected="at most 40 lower-case letters, digits and dashes")
+    if not re.fullmatch(rf"[a-z]([-a-z0-9]{{0,{_NAME_CHARS - 2}}}[a-z0-9])?", name):
+        raise InputError(
+            repr(name[:60]), where="--object-name",
+            expected=f"at most {_NAME_CHARS} lower-case letters, digits and dashes, a letter first",
+        )  # fmt: skip
     return name
