@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from linkwise.core.quantity import plain
-from linkwise.plan.rounds import Lengths, Load, _fullest, settle, settled
+from linkwise.plan.rounds import Lengths, Load, _fullest, settle, settled, waiting
 
 MANY = 20_000  # rounds of a stay: the wait for the first token does not count
 
@@ -94,3 +94,31 @@ def test_replicas_settled_together_settle_as_each_alone():
         alone = settle(length, some, plain)
         for together, apart in zip(found, alone, strict=True):
             np.testing.assert_allclose(together, np.broadcast_to(apart, together.shape), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("seats", "load"), [(1, 0.5), (1, 0.8), (4, 0.8), (16, 0.9)])
+def test_requests_wait_for_seats_as_in_a_queue_of_so_many_servers(seats, load):
+    # Half of Erlang's M/M/c, times the load: a replica with free seats is quicker, so it fills up less often than
+    # servers of one speed. Each stays a second, and comes apart from the others.
+    erlang, term, below = load * seats, 1.0, 1.0
+    for n in range(1, seats):
+        term *= erlang / n
+        below += term
+    last = term * erlang / seats / (1 - load)
+    wait = last / (below + last) / (seats * (1 - load)) / 2
+    assert waiting(seats * load, 1.0, seats * load, seats, float(seats)) == pytest.approx(load * wait, rel=0.05)
+
+
+def test_rows_that_prompts_run_ahead_of_wait_for_those_that_came_meanwhile():
+    # Prompts of 110 ms at 3/s run first: a row draws a token each 10 ms that they leave, 10 ms / 0.67. At its own first
+    # token there are behind it as many as came while it waited and ran (M/D/1: 0.11 s x 0.33 / (2 x 0.67) + 0.11 s),
+    # and whom those bring: they are before all of its ten tokens.
+    rate, own = 3.0, 0.11
+    share = rate * own
+    in_queue = own * share / (2 * (1 - share)) + own
+    after = (10 * 0.01 + rate * in_queue * own) / (1 - share)
+    single = lengths(held=own, full=own, prompt=own, room=1.0)
+    at_hand = rate * (in_queue + after)
+    found = settle(single, load(at_hand, tokens=10, alone=True), plain)
+    assert at_hand / found.stay == pytest.approx(rate, rel=0.03)
+    assert 10 * found.round == pytest.approx(after, rel=0.05)

@@ -157,16 +157,15 @@ def test_recorded_equals_float_equals_array(layout, batches, isl, osl, eager, en
 
 
 @pytest.mark.parametrize(
-    ("layout", "at_hand", "rows", "everyone"),
+    ("layout", "at_hand", "rows"),
     [
-        (Layout(tp=2), 2.25, 2.25, None),  # one batch, one attention replica: a mean
-        (Layout(pp=2), 3, 1.5, None),  # two batches in flight hold one and two
-        (Layout(dp_attn=8), 3, 1.0, 3.0),  # the fullest of eight attention replicas has a whole request
-        (Layout(dp_attn=8), 8.5, 1.5, 8.5),  # eight and nine: one and two on the fullest
-        (Layout(dp_attn=2, pp=2), 5, 1.5, 2.5),  # two and three a batch: one and two on the fullest
+        (Layout(tp=2), 2.25, 2.25),  # one batch, one attention replica: a mean
+        (Layout(pp=2), 3, 1.5),  # two batches in flight hold one and two
+        (Layout(dp_attn=8), 3, 1.0),  # the fullest of eight attention replicas has a whole request
+        (Layout(dp_attn=8), 8.5, 1.5),  # eight and nine: one and two on the fullest
+        (Layout(dp_attn=2, pp=2), 5, 1.5),  # two and three a batch: one and two on the fullest
     ],
 )  # fmt: skip
-def test_a_mean_step_lies_between_those_of_whole_requests(layout, at_hand, rows, everyone):
+def test_a_mean_step_lies_between_those_of_whole_requests(layout, at_hand, rows):
     step = _mean_step(Workload(isl_tokens=100, osl_tokens=10), layout, Options(), at_hand, plain)
     assert step.parts[0].requests == pytest.approx(rows, rel=1e-12)
-    assert step.everyone == (everyone if everyone is None else pytest.approx(everyone, rel=1e-12))

@@ -13,7 +13,8 @@ from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
-from linkwise.plan.operate import Operation, Replica, operations, replica
+from linkwise.plan.operate import Operation, Replica, full, operations, replica, seats
+from linkwise.plan.rounds import waiting
 from linkwise.plan.time import Span, spans
 from linkwise.plan.types import Candidate, Ledger, Point, Shortfall
 from linkwise.workload.types import Targets, Workload
@@ -49,7 +50,9 @@ def crossing(layout: Layout, places: dict[str, Span]) -> str:
 
 class Trial(NamedTuple):
     """A layout that fits, before it is known what it delivers. available: replicas of it. shown: batch sizes it is
-    looked at; sizes: those and some between them. at: what a replica does at other sizes; replica: at `sizes`."""
+    looked at; sizes: those and some between them. at: what a replica does at other sizes; replica: at `sizes`.
+    seats: requests served at once at most, which those that come at a rate wait for; at and replica have them last.
+    None = nobody waits."""
 
     workload: Workload
     layout: Layout
@@ -59,6 +62,7 @@ class Trial(NamedTuple):
     available: int
     shown: Sizes
     sizes: Sizes
+    seats: int | None
     at: Callable[[npt.NDArray[Any]], Replica]
     replica: Replica
 
@@ -94,7 +98,8 @@ def trial(
     """What `outcomes` judges. Arguments as in `evaluate`."""
     where_to = places or spans(layout, cluster)
     available = replicas or cluster.size // layout.size
-    most = min(memory.requests, engine.resolve(options, model, cluster.accelerator, layout).max_seqs * layout.dp_attn)
+    resolved = engine.resolve(options, model, cluster.accelerator, layout)
+    most = min(memory.requests, resolved.max_seqs * layout.dp_attn)
     grid: Sizes = np.array(BATCHES)
     if workload.concurrency is not None:
         # So many requests and no more: replicas beyond them would idle.
@@ -104,21 +109,40 @@ def trial(
     shown = np.unique(np.minimum(grid, most))
     sizes = shown if workload.targets == Targets() else np.unique(np.concatenate([shown, *_between(shown)]))
 
-    def at(batch: npt.NDArray[Any]) -> Replica:
-        return replica(model, layout, engine, cluster, workload, options, batch, where_to)
+    held = None if workload.rate_per_s is None else seats(memory, engine, workload, resolved, layout)
 
-    return Trial(workload, layout, memory, where_to, replicas, available, shown, sizes, at, at(sizes))
+    def at(batch: npt.NDArray[Any]) -> Replica:
+        every = batch if held is None else np.append(batch, held)
+        return replica(model, layout, engine, cluster, workload, options, every, where_to)
+
+    return Trial(workload, layout, memory, where_to, replicas, available, shown, sizes, held, at, at(sizes))
 
 
 def outcomes(trials: Sequence[Trial]) -> list[tuple[Candidate | Shortfall, Points]]:
     """What each delivers at its best, or the first target it misses; and its batches."""
-    found = operations([one.replica for one in trials])
-    points = [_refined(one, _points(one, one.sizes, each)) for one, each in zip(trials, found, strict=True)]
+    every = _points([(one, one.sizes, one.replica) for one in trials])
+    points = [_refined(one, each) for one, each in zip(trials, every, strict=True)]
     return [(_outcome(one, each), each) for one, each in zip(trials, points, strict=True)]
 
 
-def _points(one: Trial, sizes: npt.NDArray[Any], found: Operation) -> Points:
-    tpot, ttft, rate = (np.broadcast_to(x, sizes.shape) for x in (found.tpot, found.ttft, found.rate))
+def _points(asked: Sequence[tuple[Trial, npt.NDArray[Any], Replica]]) -> list[Points]:
+    """What each trial's replica does at these sizes."""
+    found = operations([one for *_, one in asked])
+    most = iter(operations([full(one) for trial, _, one in asked if trial.seats is not None]))
+    return [
+        _judged(one, sizes, each, None if one.seats is None else next(most))
+        for (one, sizes, _), each in zip(asked, found, strict=True)
+    ]
+
+
+def _judged(one: Trial, sizes: npt.NDArray[Any], found: Operation, most: Operation | None) -> Points:
+    """most: of a replica with every seat taken."""
+    known = len(sizes) + (one.seats is not None)
+    tpot, ttft, rate, spread = (
+        np.broadcast_to(x, known)[: len(sizes)] for x in (found.tpot, found.ttft, found.rate, found.spread)
+    )
+    if one.seats is not None and most is not None:
+        ttft = ttft + waiting(sizes, spread, rate, one.seats, most.rate)
     targets = one.workload.targets
     return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
 
@@ -178,7 +202,7 @@ def _closer(one: Trial, points: Points, settled: Point) -> Points:
     for _ in range(3):
         sizes = np.linspace(below, above, len(BATCHES) + 1)
         sizes = np.unique(np.ceil(sizes[1:])) if whole else sizes[1:]
-        rates = operations([one.at(sizes)])[0].rate
+        rates = operations([one.at(sizes)])[0].rate[: len(sizes)]
         enough = rates >= wanted * (1 - 1e-9)
         first = int(np.argmax(enough)) if enough.any() else len(sizes) - 1
         if first and not whole:
@@ -186,7 +210,7 @@ def _closer(one: Trial, points: Points, settled: Point) -> Points:
             found = [float(sizes[first - 1] + share * (sizes[first] - sizes[first - 1]))]
         below, above = float(sizes[first - 1]) if first else below, float(sizes[first])
     sizes = np.unique(np.concatenate([points.sizes, found, [above]]))
-    return _points(one, sizes, operations([one.at(sizes)])[0])
+    return _points([(one, sizes, one.at(sizes))])[0]
 
 
 def _settle(

@@ -10,8 +10,17 @@ from linkwise.core.quantity import Given, Num, named, plain, times, total, value
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.batch import Batch
-from linkwise.plan.ledger import ledger_figures
-from linkwise.plan.operate import decode_step, mixed_step, operation, prefill_step
+from linkwise.plan.ledger import ledger, ledger_figures
+from linkwise.plan.operate import (
+    Operation,
+    decode_step,
+    mixed_step,
+    operation,
+    prefill_step,
+    rate_of_seats,
+    seats,
+)
+from linkwise.plan.rounds import waiting
 from linkwise.plan.step import step_ops
 from linkwise.plan.time import GroupTime, Span, group_seconds, op_seconds, place_of, worst_spans
 from linkwise.plan.types import Op
@@ -82,11 +91,22 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
     for step, group in (("decode", whole.decode), ("mixed", whole.mixed), ("prefill", prefill)):
         result |= _time_figures(step, group)
     result["tpot_s"] = named("tpot_s", at.tpot, "s")
-    result["ttft_s"] = named("ttft_s", at.ttft, "s")
+    result["ttft_s"] = named("ttft_s", at.ttft + _seat(s, at, given), "s")
     result["rate_per_s"] = named("rate_per_s", at.rate, "requests/s", "one replica, so many requests at hand")
     replicas = given("replicas", s.replicas, "", "plan")
     result["deployment_rate_per_s"] = named("deployment_rate_per_s", at.rate * replicas, "requests/s")
     return result
+
+
+def _seat(s: Subject, at: Operation, given: Given) -> Num:
+    """Seconds that requests which come at a rate wait for one of those that hold memory."""
+    if s.workload.rate_per_s is None:
+        return 0.0
+    memory = ledger(s.model, s.cluster, s.engine, s.layout, s.options, s.workload)
+    resolved = s.engine.resolve(s.options, s.model, s.cluster.accelerator, s.layout)
+    taken = seats(memory, s.engine, s.workload, resolved, s.layout)
+    most = rate_of_seats(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, taken, s.places)
+    return waiting(s.at_hand or s.batch, at.spread, at.rate, taken, most, given)
 
 
 def traffic_figures(step: str, ops: Iterable[Op]) -> dict[str, Num]:

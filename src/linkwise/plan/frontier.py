@@ -234,7 +234,9 @@ def _with_budgets(terms: Terms, layouts: Sequence[Layout]) -> list[Offer]:
     for layout in layouts:
         own = base.engine.resolve(base.options, base.model, base.cluster.accelerator, layout).max_batched_tokens
         for budget in BUDGETS:
-            case = _free(base._replace(options=replace(base.options, max_batched_tokens=budget)))
+            # Every batch size; at a rate, requests wait for seats as they did in the search.
+            load = replace(base.workload, concurrency=None, targets=Targets())
+            case = base._replace(options=replace(base.options, max_batched_tokens=budget), workload=load)
             if own == budget:
                 continue
             memory = ledger(case.model, case.cluster, case.engine, layout, case.options, base.workload)

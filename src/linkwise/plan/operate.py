@@ -15,11 +15,12 @@ import numpy as np
 from linkwise.cluster.types import Cluster
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, floor, maximum, minimum, named, plain, times
-from linkwise.engine.base import Batching, Engine, Options
+from linkwise.engine.base import Batching, Engine, Options, Resolved
 from linkwise.model.types import Model
 from linkwise.plan import rounds
 from linkwise.plan.batch import Batch, Part, decode_batch, mixed_batch, prefill_batch
 from linkwise.plan.time import US, GroupTime, Span, group_seconds, spans
+from linkwise.plan.types import Ledger
 from linkwise.workload.types import Workload
 
 MAX_PROMPT_LOAD = rounds.MAX_PROMPT_LOAD
@@ -29,6 +30,7 @@ class Operation(NamedTuple):
     """Figures of one replica at a batch size (arrays over batch sizes on the fast path). Seconds, requests/s.
 
     round: of rows alone. mixed: a prompt's chunk beside rows, whether or not the engine ever makes such a step.
+    spread: variance of the requests at hand over their mean.
     """
 
     tpot: Num
@@ -37,6 +39,7 @@ class Operation(NamedTuple):
     round: Num
     decode: GroupTime
     mixed: GroupTime
+    spread: Num
 
 
 def in_flight(layout: Layout, options: Options) -> int:
@@ -77,10 +80,7 @@ def _mean_step(workload: Workload, layout: Layout, options: Options, at_hand: Nu
     below = floor(each)
     fewer, more = (ceil_div(n, given("attention_replicas", lanes, "", "dp_attn")) for n in (below, below + 1))
     fullest = named("requests_per_step", fewer + (each - below) * (more - fewer), "requests", "on the fullest")
-    step = _decoding(workload, options, fullest, given)
-    if layout.cp > 1:
-        return step
-    return step._replace(everyone=named("everyone", times(each, step.parts[0].new), "tokens"))
+    return _decoding(workload, options, fullest, given)
 
 
 def verified(options: Options, given: Given = plain) -> Num:
@@ -201,6 +201,16 @@ def request_seconds(engine: Engine, cluster: Cluster, workload: Workload, given:
     return named("taken_in", taken + tokens * each, "s", "from the client to the queue")
 
 
+def seats(memory: Ledger, engine: Engine, workload: Workload, resolved: Resolved, layout: Layout) -> int:
+    """Requests that a replica serves at once at most: by the engine's limit, or as many as its KV holds at the mean of
+    their lengths while they are served. An engine that takes room for whole answers holds them at full length."""
+    most = resolved.max_seqs * layout.dp_attn
+    if memory.kv_tokens is None:
+        return min(most, int(memory.requests * workload.burst))
+    answer = max(0.5, engine.batching.reserve) * workload.osl_tokens
+    return max(1, min(most, int(memory.kv_tokens / (workload.isl_tokens + answer + resolved.block_tokens / 2))))
+
+
 class Replica(NamedTuple):
     """A replica at a batch size before its rounds are settled. yields: tokens a row draws in a round."""
 
@@ -226,10 +236,31 @@ def operations(replicas: Sequence[Replica]) -> list[Operation]:
     return [_delivers(one, seen) for one, seen in zip(replicas, settled, strict=True)]
 
 
+def full(one: Replica) -> Replica:
+    """The last of a replica's batches with every seat taken for good: who is done is followed at once, by one."""
+    number = np.size(one.load.batch)
+
+    def last(values: Num) -> Num:
+        return np.broadcast_to(values, number)[-1:]
+
+    load = rounds.Load(*map(last, one.load[: rounds.MEASURES]), *one.load[rounds.MEASURES :])
+    load = load._replace(others=load.batch - 1, closed=True)
+    return one._replace(length=rounds.Lengths(*map(last, one.length)), load=load)
+
+
+def rate_of_seats(
+    model: Model, layout: Layout, engine: Engine, cluster: Cluster, workload: Workload, options: Options, taken: int,
+    places: dict[str, Span] | None = None,
+) -> float:  # fmt: skip
+    """Requests/s that a replica serves with so many seats taken for good."""
+    one = replica(model, layout, engine, cluster, workload, options, np.array([float(taken)]), places)
+    return float(operations([full(one)])[0].rate[0])
+
+
 def _delivers(one: Replica, seen: rounds.Settled) -> Operation:
     tpot = named("tpot", seen.round / one.yields, "s", "a token, or those kept, each round")
     rate = named("rate", one.load.batch / seen.stay, "requests/s", "Little's law: one finishes for each that arrives")
-    return Operation(tpot, seen.ttft, rate, one.length.calm, one.decode, one.mixed)
+    return Operation(tpot, seen.ttft, rate, one.length.calm, one.decode, one.mixed, seen.spread)
 
 
 def replica(

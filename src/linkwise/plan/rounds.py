@@ -23,6 +23,7 @@ from linkwise.core.quantity import Given, Num, maximum, minimum, named, plain, p
 
 # A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
 MAX_PROMPT_LOAD = 0.9
+MOST_BUSY = 0.99  # nearer to what leaves at most, requests wait longer than any figure says
 NONE = 1e-12
 TURNS, KEPT = 8, 0.4  # a turn keeps so much of the one before it; loads up to 90 % settle within a percent
 LEAST_SLACK = 0.05  # of a round that does not grow with its rows; with less there is no steady state
@@ -93,11 +94,13 @@ class Pace(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Seconds of a round as a row sees it, to the first token, and of the whole stay."""
+    """Seconds of a round as a row sees it, to the first token, and of the whole stay. spread: variance of the requests
+    at hand over their mean."""
 
     round: Num
     ttft: Num
     stay: Num
+    spread: Num
 
 
 def settle(length: Lengths, load: Load, given: Given) -> Settled:
@@ -131,7 +134,8 @@ def settled(cases: Sequence[tuple[Lengths, Load]]) -> list[Settled]:
         length = Lengths(*(_joined(column, sizes) for column in zip(*lengths, strict=True)))
         measures = (_joined(column, sizes) for column in zip(*(load[:MEASURES] for load in loads), strict=True))
         every = settle(length, Load(*measures, *loads[0][MEASURES:]), plain)
-        parts = zip(*(np.split(column, np.cumsum(sizes)[:-1]) for column in every), strict=True)
+        ends = np.cumsum(sizes)
+        parts = zip(*(np.split(np.broadcast_to(column, ends[-1]), ends[:-1]) for column in every), strict=True)
         found |= {at: Settled(*part) for at, part in zip(places, parts, strict=True)}
     return [found[at] for at in range(len(cases))]
 
@@ -147,16 +151,35 @@ def _turn(length: Lengths, load: Load, state: State) -> tuple[State, Settled]:
     coming = minimum(state.coming, most)
     pace, beside, longer = _pace(length, load, state, coming)
     rows = named("rows", load.tokens * coming / load.chunks / pace.draws, "requests", "that decode in a round")
-    later, met = _met(length, load, pace, coming, rows)
-    each = (pace.mean - pace.calm) / maximum(NONE, coming) * load.chunks
+    first = _first(length, load, pace, beside, coming)
+    later, met = _met(length, load, pace, coming, rows, first)
+    each = (pace.mean / pace.draws - pace.calm) / maximum(NONE, coming) * load.chunks
     each = named("prompt_adds", each, "s", "a prompt to the rounds")
     seen = pace.mean / pace.draws + length.row * met / (1 - pace.eta) + each * later
     seen = named("row_round", seen, "s", "a round as a row sees it: itself in it, rows and prompts in clusters")
-    after, first = load.tokens * seen, _first(length, load, pace, beside, coming)
+    after = load.tokens * seen
     least = named("least_stay", load.others * load.chunks * length.full / most, "s", "prompts have room no sooner")
     stay = named("stay", maximum(load.taken_in + first + after, least), "s", "from arrival to the last token")
     comes = minimum(load.others * load.chunks * pace.mean / stay, most)
-    return State(comes, pace.mean, beside, rows, longer), Settled(seen, named("ttft", stay - after, "s"), stay)
+    return State(comes, pace.mean, beside, rows, longer), Settled(seen, named("ttft", stay - after, "s"), stay, met)
+
+
+def waiting(at_hand: Num, spread: Num, rate: Num, seats: Num, most: Num, given: Given = plain) -> Num:
+    """Seconds a request waits until one of those that hold memory, or the engine's last seat, is done.
+
+    rate: requests/s that come; most: that leave with every seat taken. As in M/D/c: half of what waits in M/M/c.
+    Requests that come in clusters of `spread` take seats by clusters. The chance that all are taken is Sakasegawa's to
+    one power of the load more: a replica with free seats is quicker than one without, so it fills up less often. That
+    power is chosen by the simulator (benchmarks/search_speed.py), where one less gives 15 % more TTFT than there is.
+    """
+    seats = given("seats", seats, "requests", "that KV memory holds at their mean length, or the engine's limit")
+    most = given("rate_of_seats", most, "requests/s", "the rate below with every seat taken")
+    busy = named("busy", minimum(rate / most, MOST_BUSY), "", "of what leaves with every seat taken")
+    taken = minimum(at_hand / seats, MOST_BUSY)
+    full = named(
+        "all_taken", power(taken, power(2 * (seats / maximum(1, spread) + 1), 0.5)), "", "chance, of all seats"
+    )
+    return named("seat", full * busy / (2 * (1 - busy)) / rate, "s", "until a seat is free")
 
 
 def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace, Num, Num]:
@@ -190,7 +213,7 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     # Where prompts run first, rows of the same batch draw nothing then.
     waits = minimum(starts * minimum(1, (1 + again) / load.lanes), MAX_PROMPT_LOAD) if load.alone else 0
     draws = named("draws", 1 - waits, "", "share of rounds in which a row draws a token")
-    eta = named("eta", maximum(0, 1 - calm / mean), "", "share of time that prompts take")
+    eta = named("eta", maximum(0, 1 - calm * draws / mean), "", "share of time that prompts take")
     return Pace(calm, held, mean, more, share, draws, eta), beside, longer
 
 
@@ -203,7 +226,7 @@ def _fullest(again: Num, lanes: int) -> Num:
     return minimum(minimum(again, pairs), maximum(0, each - 1) + power(2 * math.log(lanes) * each, 0.5))
 
 
-def _met(length: Lengths, load: Load, pace: Pace, coming: Num, rows: Num) -> tuple[Num, Num]:
+def _met(length: Lengths, load: Load, pace: Pace, coming: Num, rows: Num, first: Num) -> tuple[Num, Num]:
     """Beyond the mean, what a row meets: (prompts a round, rows; itself is one of them)."""
     if load.closed:
         return 0, 1
@@ -214,8 +237,10 @@ def _met(length: Lengths, load: Load, pace: Pace, coming: Num, rows: Num) -> tup
     bunch = named("bunch", minimum((1 + 2 * reach) / (1 - eta * eta), most), "", "variance of the rows over their mean")
     slack = maximum(LEAST_SLACK, 1 - rows * length.row / pace.calm)
     met = named("met", minimum(bunch / slack, most), "requests", "beyond the mean, of rows a row meets")
-    # Those that came while its own prompt ran, and whom they bring, are before most of its rounds.
-    own = maximum(0, length.prompt + (load.chunks - 1) * pace.held - lag * pace.calm)
+    # Those that came while its own prompt ran, and whom they bring, are before most of its rounds. Where prompts run
+    # first, so are those that came while it waited: it draws nothing until all of them are through.
+    own = first if load.alone else length.prompt + (load.chunks - 1) * pace.held
+    own = maximum(0, own - lag * pace.calm)
     later = coming / load.chunks / pace.mean * own / (1 - eta) / tokens
     return named("later", later, "prompts", "a round beyond the mean"), met
 

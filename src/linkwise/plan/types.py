@@ -128,7 +128,8 @@ class StepTime(Frozen, frozen=True, kw_only=True):
 class Point(Frozen, frozen=True, kw_only=True):
     """A layout at one batch size: what a replica then delivers.
 
-    at_hand: requests on average, which `batch` is rounded up from; 0 in files that do not say it: as many as batch.
+    at_hand: requests served at once on average, which `batch` is rounded up from; 0 in files that do not say it: as
+    many as batch.
     """
 
     batch: int
