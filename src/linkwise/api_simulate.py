@@ -123,6 +123,8 @@ def scaled(
     cold_start: from the order of a replica to its first request. After the rules come their fewest and their most
     replicas all the time. Raises InputError as the command does.
     """
+    from msgspec.structs import replace
+
     from linkwise.simulate import scaling
     from linkwise.simulate.autoscale import autoscale as run_rules
     from linkwise.simulate.load import Asked
@@ -145,11 +147,12 @@ def scaled(
         spread=lengths or None, long=long or None, swing=swing, isl=isl, osl=osl,
         period_s=_seconds(period, "--period"),
     )  # fmt: skip
-    known += scaling.references(known, shaped.cluster.size // shaped.layout.size)
-    return run_rules(
+    own, known = len(known), known + scaling.references(known, shaped.cluster.size // shaped.layout.size)
+    found, runs = run_rules(
         shaped, known, seconds, asked, Run(seed=seed, router=router, steps_kept=steps),
         targets=targets_of(shaped, ttft, tpot), progress=progress,
     )  # fmt: skip
+    return replace(found, asked=own), runs
 
 
 def plan_of(source: "FilePath | Plan", isl: int | None = None, osl: int | None = None) -> Plan:

@@ -71,12 +71,18 @@ def show_lack(need: float, have: float) -> tuple[str, str, str]:
     return tuple(f"{x:,.{digits}f} {unit}" for x in (*shown, shown[0] - shown[1]))  # type: ignore[return-value]
 
 
-def show_time(seconds: float) -> str:
+def show_time(seconds: float, digits: int = 3) -> str:
     """A duration in the unit people would say it in."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= scale * 0.9995:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+            return f"{seconds / scale:.{digits}g} {unit}"
+    return f"{seconds * 1e9:.{digits}g} ns"
+
+
+def show_apart(a: float, b: float) -> tuple[str, str]:
+    """Two durations to as many digits, up to nine, as it takes to tell them apart: 500.2 ms, 500 ms."""
+    shown = [(show_time(a, digits), show_time(b, digits)) for digits in range(3, 10)]
+    return next((pair for pair in shown if pair[0] != pair[1]), shown[0])
 
 
 def show_count(count: float) -> str:

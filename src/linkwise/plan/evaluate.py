@@ -247,6 +247,12 @@ def _settle(
     )
 
 
+def _ms(seconds: float, other: float) -> str:
+    """Milliseconds to the digit, the first at least, that tells them from the other's."""
+    shown = [(f"{seconds * 1e3:.{digits}f}", f"{other * 1e3:.{digits}f}") for digits in range(1, 7)]
+    return next((one for one, two in shown if one != two), shown[0][0])
+
+
 def _missed(points: Points, workload: Workload, places: dict[str, Span], layout: Layout) -> Shortfall:
     """The first latency target that no batch size meets, or none together with the other."""
     late = not points.meets_ttft.any()
@@ -261,6 +267,6 @@ def _missed(points: Points, workload: Workload, places: dict[str, Span], layout:
         need=need,
         have=best,
         unit="s",
-        reason=f"best {name} is {best * 1e3:.1f} ms against {need * 1e3:.1f} ms{across}",
+        reason=f"best {name} is {_ms(best, need)} ms against {_ms(need, best)} ms{across}",
         change=f"a {name} target of {math.ceil(best * 1e5) / 100:g} ms, or more ranks in the group",
     )

@@ -1,5 +1,6 @@
 """The screen of `autoscale`: rules side by side, what cold starts did to TTFT, and what the first rule decided when."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from linkwise.core.units import show_count, show_time
@@ -24,7 +25,7 @@ def screen(found: Autoscaled, plan: Plan) -> "list[str | Table]":
         f" {show_time(found.cold_start_s) if found.cold_start_s else '0 s'} after its order",
         *(f"CAPPED     {one.rule.name}: {one.capped} replicas at most were asked for, the cluster holds"
           f" {found.replicas_held}" for one in found.rules if one.capped),
-        *(f"SATURATED  {one.rule.name}: {one.saturation}" for one in found.rules if one.saturation),
+        *_saturated(found.rules[: found.asked or None]),
         table(
             ["rule", ">replica-h", ">device-h", ">mean", ">most", ">starts", ">in target", ">TTFT p50", ">TTFT p99",
              ">TPOT p99"],
@@ -35,6 +36,7 @@ def screen(found: Autoscaled, plan: Plan) -> "list[str | Table]":
             [_cold(one) for one in found.rules if one.cold is not None],
         ) if any(one.cold is not None for one in found.rules) else "cold       no request arrived while one started",
     ]  # fmt: skip
+    lines += _saturated(found.rules[found.asked :]) if found.asked else []
     lines += [f"worst      {one.rule.name}: {_worst(one)}" for one in found.rules if one.worst is not None]
     lines += [f"UNSERVED   {one.rule.name}: {show_count(one.unserved)} requests" for one in found.rules if one.unserved]
     if found.rules[0].changes:
@@ -42,6 +44,10 @@ def screen(found: Autoscaled, plan: Plan) -> "list[str | Table]":
     lines += remarks(found.notes)
     lines.append("not modelled: " + "; ".join(found.not_modelled))
     return lines
+
+
+def _saturated(rules: Sequence[Scaled]) -> list[str]:
+    return [f"SATURATED  {one.rule.name}: {one.saturation}" for one in rules if one.saturation]
 
 
 def _targets(found: Autoscaled) -> str:

@@ -23,6 +23,7 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
         f" {found.rate_per_s:.3g} requests/s, {show_count(found.output_tokens_per_s)} tokens/s{_others(found)}",
         f"targets    {_targets(found)}",
     ]
+    lines += _faults(found)
     if found.saturated:
         lines.append(f"SATURATED  {found.saturation}")
     if found.lost:
@@ -44,6 +45,28 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
     lines += remarks(found.notes)
     lines.append("not modelled: " + "; ".join(found.not_modelled))
     return lines
+
+
+_RECOVERY = {
+    "elsewhere": "its requests go to other replicas", "drop": "its requests are lost",
+    "stay": "its requests wait for it",
+}  # fmt: skip
+
+
+def _faults(found: Summary) -> list[str]:
+    """What goes wrong with which replica, when, and what becomes of its requests."""
+    said = []
+    for one in found.faults:
+        first = found.pools[0].replicas
+        name = f"replica {one.replica}"
+        if len(found.pools) > 1:  # prefill replicas are numbered first
+            name = f"prefill {name}" if one.replica < first else f"decode {name}, the pool's {one.replica - first}"
+        what = {
+            "slow": f"computes {one.factor:g} times as long", "link": f"its links take {one.factor:g} times as long",
+        }.get(one.kind, f"is down; {_RECOVERY[found.recovery]}")  # fmt: skip
+        window = f"{show_time(one.start_s) if one.start_s else '0 s'} to {show_time(one.end_s)}"
+        said.append(f"fault      {window}: {name} {what}".replace(" its links", ": its links"))
+    return said
 
 
 def _others(found: Summary) -> str:
@@ -110,8 +133,8 @@ def _pool(use: PoolUse) -> str:
     role = "" if use.role == "both" else f"{use.role}: "
     bubble = f", {use.bubble:.0%} bubble" if use.bubble > 0.0005 else ""
     return (
-        f"{role}{use.replicas} x ({use.label}), {use.busy:.0%} busy{bubble}; KV {use.kv_mean:.0%} in use,"
-        f" {use.kv_peak:.0%} at most"
+        f"{role}{use.replicas} x ({use.label}): {use.rows:.0%} of its seats taken, KV {use.kv_mean:.0%} in use,"
+        f" {use.kv_peak:.0%} at most; computing {use.busy:.0%} of the time{bubble}"
     )
 
 

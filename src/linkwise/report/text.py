@@ -222,6 +222,7 @@ def capacity_words(ledger: Ledger, workload: Workload, resolved: Resolved) -> st
     """476,000 tokens, 84 requests of 4,000 + 500 / hybrid stack: 12 requests of ..."""
     lengths = f"{show_count(workload.isl_tokens)} + {show_count(workload.osl_tokens)}"
     requests = f"{show_count(ledger.requests)} requests of {lengths}"
+    requests += f" (x {workload.burst:g} kept for bursts)" if workload.burst != 1 else ""
     words = requests if ledger.kv_tokens is None else f"{show_count(ledger.kv_tokens)} tokens, {requests}"
     most = resolved.max_seqs * ledger.layout.dp_attn
     return f"{words} (the engine runs at most {show_count(most)} at once)" if ledger.requests > most else words

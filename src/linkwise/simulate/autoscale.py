@@ -88,7 +88,8 @@ class Scaled(Frozen, frozen=True, kw_only=True):
 
 
 class Autoscaled(Frozen, frozen=True, kw_only=True):
-    """Rules side by side under the same requests. replicas_held: as many as the plan's devices hold."""
+    """Rules side by side under the same requests. replicas_held: as many as the plan's devices hold. asked: how many of
+    the rules were asked for, which come first; those they are compared with come after. 0 = all."""
 
     schema: str = AUTOSCALE_SCHEMA
     seed: int
@@ -101,6 +102,7 @@ class Autoscaled(Frozen, frozen=True, kw_only=True):
     devices_per_replica: int
     replicas_held: int
     rules: tuple[Scaled, ...]
+    asked: int = 0
     notes: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
 

@@ -84,7 +84,8 @@ def summary(
         cached_tokens=int(g["hits"]), recomputed_tokens=int(g["recomputed"]), decode_tokens=int(g["decoded"]),
         preemptions=int(g["preempted"]), retries=int(g["retries"]), in_system_s=float(g["area"]),
         saturated=bool(why), saturation=why,
-        starving=_starving(use, tpot_share), notes=notes, not_modelled=not_modelled,
+        starving=_starving(use, tpot_share), faults=run.faults, recovery=run.recovery if run.faults else "",
+        notes=notes, not_modelled=not_modelled,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
-from linkwise.core.units import show_time
+from linkwise.core.units import show_apart
 from linkwise.simulate.fleet import Counts
 from linkwise.simulate.rules import Fault, Pool, Run
 from linkwise.simulate.run import simulate
@@ -90,7 +90,7 @@ class Trials:
         missed = [f"saturated: {found.summary.saturation}"] if found.summary.saturated else []
         for name, value, limit in (("TTFT", ttft, targets.ttft_s), ("TPOT", tpot, targets.tpot_s)):
             if value is not None and limit is not None and value > limit:
-                missed.append(f"{name} p{100 * share:g} {show_time(value)} against {show_time(limit)}")
+                missed.append(f"{name} p{100 * share:g} {' against '.join(show_apart(value, limit))}")
         return Seen(ttft, tpot, tuple(missed))
 
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from linkwise.core.schema import Frozen
 from linkwise.plan.trust import Trust
+from linkwise.simulate.rules import Fault
 from linkwise.simulate.state import Array
 
 SIMULATION_SCHEMA = "linkwise.simulation/1"
@@ -62,7 +63,7 @@ class Summary(Frozen, frozen=True, kw_only=True):
     prefill_tokens: computed, with those computed again (recomputed_tokens); cached_tokens: found in prefix caches.
     in_system_s: requests in the system, integrated over time. saturated: load beyond what the pools serve; saturation
     says what was seen. starving: the pool that has room while requests wait in front of the other, "" for none.
-    trust: how far the means of TTFT and TPOT can be trusted.
+    trust: how far the means of TTFT and TPOT can be trusted. faults, recovery: as they were asked for.
     """
 
     schema: str = SIMULATION_SCHEMA
@@ -99,6 +100,8 @@ class Summary(Frozen, frozen=True, kw_only=True):
     saturation: str
     starving: str
     trust: Trust | None = None
+    faults: tuple[Fault, ...] = ()
+    recovery: str = ""
     notes: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
 

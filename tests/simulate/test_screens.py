@@ -1,0 +1,65 @@
+"""What the screens say: which fault, when and with what recovery; what of a pool is full; figures that differ, apart.
+
+Expected values: the words that were typed, and hand calculation.
+"""
+
+import pytest
+from tests.test_cli import Shell
+
+pytest.importorskip("numba")
+
+from linkwise.core.units import show_apart
+
+PLAN = "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 100 --rate 5/s -o p.json"
+
+
+def said(shell: Shell, words: str) -> str:
+    return " ".join(shell(words).out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--fault slow:0@2s-5sx1.5", "fault 2 s to 5 s: replica 0 computes 1.5 times as long"),
+        ("--fault link:0@0s-500msx4", "fault 0 s to 500 ms: replica 0: its links take 4 times as long"),
+        ("--replicas 2 --fault down:1@2s-5s", "fault 2 s to 5 s: replica 1 is down; its requests go to other replicas"),
+        ("--replicas 2 --fault down:1@2s-5s --recovery drop", "replica 1 is down; its requests are lost"),
+        ("--replicas 2 --fault down:1@2s-5s --recovery stay", "replica 1 is down; its requests wait for it"),
+        ("--prefill p.json --fault down:0@2s-5s", "2 s to 5 s: prefill replica 0 is down"),
+        ("--prefill p.json --fault slow:1@2s-5sx2", "2 s to 5 s: decode replica 1, the pool's 0 computes 2 times"),
+    ],
+)
+def test_the_fault_its_window_replica_and_recovery_are_named(linkwise: Shell, words: str, line: str) -> None:
+    assert line in said(linkwise, f"simulate p.json --requests 60 {words}")
+    assert "fault  " not in linkwise("simulate p.json --requests 60").out
+
+
+def test_what_of_a_pool_is_full(linkwise: Shell) -> None:
+    out = said(linkwise, "simulate p.json --requests 200")
+    assert "of its seats taken, KV" in out
+    assert "of the time" in out
+    assert "% busy" not in out
+
+
+def test_durations_that_differ_are_told_apart() -> None:
+    assert show_apart(0.5004, 0.5) == ("500.4 ms", "500 ms")
+    assert show_apart(0.0519, 0.04) == ("51.9 ms", "40 ms")
+    assert show_apart(1.0000004, 1.0) == ("1.0000004 s", "1 s")
+    assert show_apart(0.5, 0.5) == ("500 ms", "500 ms")
+
+
+def test_the_rules_asked_for_come_first(linkwise: Shell) -> None:
+    # One replica all the time cannot serve 60/s, two with the rule do: its word comes after the table of the rules.
+    words = "autoscale p.json --rate 60/s --arrivals poisson --requests 6000 --target-outstanding 8 --cold-start 1s"
+    lines = linkwise(f"{words} --osl 100").out.splitlines()
+    table = next(at for at, line in enumerate(lines) if line.startswith("rule "))
+    saturated = {line.split(":")[0].split(maxsplit=1)[1]: at for at, line in enumerate(lines) if "SATURATED" in line}
+    assert all((at < table) == (not name.endswith("all the time")) for name, at in saturated.items()), saturated
+    assert "1 all the time" in saturated
+
+
+def test_headroom_for_bursts_is_named(linkwise: Shell) -> None:
+    out = said(linkwise, "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 100 --burst 1.5")
+    assert "requests of 1,000 + 100 (x 1.5 kept for bursts) a replica" in out
+    out = said(linkwise, "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 100 --burst 1")
+    assert "kept for bursts" not in out
