@@ -12,7 +12,7 @@ import linkwise
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.launch import registry as launchers
-from linkwise.launch.expand import by_kubernetes, by_shell
+from linkwise.launch.expand import by_kubernetes, by_shell, with_arguments
 from linkwise.launch.kubernetes import registry
 from linkwise.launch.manifest import choose, load
 from linkwise.launch.types import Group
@@ -38,6 +38,7 @@ def container(command: str, arguments: str) -> str:
         ('["bash", "-c"]', "exec ", " & wait"),
         ('["bash", "-c"]', "cat >c.yaml <<EOF\nvllm serve other\nEOF\n", " || exit 1"),
         ('["bash", "-c"]', "export TP=4 && ", ""),
+        ('["bash", "-c"]', "ulimit -n 9999 && exec bash -c '", "'"),
         ('["bash", "-c"]', "if ! command -v vllm; then exit 1; fi\n", " # -tp 8"),
     ],
 )
@@ -148,3 +149,5 @@ def test_variables_that_grow_without_end_are_refused() -> None:
         by_shell("$A" * 1000, {"A": "x" * 1000})
     with pytest.raises(InputError, match="too long"):
         by_kubernetes("$(A)" * 1000, {"A": "x" * 1000})
+    with pytest.raises(InputError, match="too long"):
+        with_arguments("$@" * 1000, ["x" * 1000])

@@ -5,13 +5,15 @@ reader then refuses it where it would be a value that matters.
 """
 
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 
 from linkwise.core.errors import InputError
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _KUBERNETES = re.compile(rf"\$\$|\$\(({_NAME})\)")
 _SHELL = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?::?-([^}}]*))?\}})")
+_ALL_ARGUMENTS = re.compile(r"\"\$@\"|\$[@*]")
 _SUM = re.compile(r"\$\(\(([^()]{1,200})\)\)")
 _TOKEN = re.compile(rf"\s*(?:(\d{{1,9}})|\$?\{{?({_NAME})(?::-(\d{{1,9}}))?\}}?|([-+*/]))")
 _ASSIGNED = re.compile(
@@ -29,6 +31,11 @@ def by_kubernetes(text: str, variables: Mapping[str, str]) -> str:
         return variables.get(match[1], match[0])
 
     return _bounded(_KUBERNETES, found, text[:_MOST_CHARS])
+
+
+def with_arguments(script: str, arguments: Sequence[str]) -> str:
+    """A script with its arguments in place of "$@"."""
+    return _bounded(_ALL_ARGUMENTS, lambda _: shlex.join(arguments), script[:_MOST_CHARS])
 
 
 def by_shell(script: str, variables: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ services; files in ConfigMaps are given to the engine's reader. Nothing is run.
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +16,13 @@ from linkwise.engine import flags
 from linkwise.engine.base import Parsed
 from linkwise.engine.registry import parse_command
 from linkwise.launch import roles, shell
-from linkwise.launch.expand import by_kubernetes, by_shell
+from linkwise.launch.expand import by_kubernetes, by_shell, with_arguments
 from linkwise.launch.write import DEPLOYMENT, read
 from linkwise.model.types import Model
 
 _MOST_DOCUMENTS = 500
 _MOST_REPLICAS = 65_536
+_MOST_SHELLS = 3  # one in another
 # Processes of a group that open no door: vLLM's, and SGLang's nodes after the first.
 _FOLLOWS = re.compile(r"--headless\b|--node[-_]rank[ =][1-9]")
 _LAUNCHES = re.compile(
@@ -240,15 +240,23 @@ def _started(container: Mapping[str, Any], size: int, where: str) -> list[list[s
 
 def _doors(given: shell.Script, variables: Mapping[str, str], where: str) -> list[list[str]]:
     """The different engines that a script starts; of a group's processes, in branches by index, those that answer."""
-    text = given.text
-    for sign in ('"$@"', "$@", "$*"):
-        text = text.replace(sign, shlex.join(given.arguments))
     try:
-        found = [words for words in shell.commands(by_shell(text, variables)) if _launches(_dynamo(words))]
+        found = list(_launched(given, variables, _MOST_SHELLS))
     except InputError as error:
         raise InputError(error.message, where=f"{where}: {error.where}", expected=error.expected) from None
     answering = [words for words in found if not _FOLLOWS.search(" ".join(words))] or found
     return list(map(list, dict.fromkeys(map(tuple, answering))))
+
+
+def _launched(given: shell.Script, variables: Mapping[str, str], deep: int) -> Iterator[list[str]]:
+    """Every command of a script that starts an engine, also in scripts it gives to other shells."""
+    text = by_shell(with_arguments(given.text, given.arguments), variables)
+    for words in shell.commands(text):
+        inner = shell.script(words)
+        if inner is not None and deep > 1:
+            yield from _launched(inner, variables, deep - 1)
+        elif inner is None and _launches(_dynamo(words)):
+            yield words
 
 
 def _dynamo(words: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from linkwise.engine.flags import MAX_COMMAND_CHARS
 
 _SHELLS = {"sh", "bash", "dash", "ash", "zsh"}
 _TAKES_VALUE = re.compile(r"[-+][a-zA-Z]*[oO]")  # set -o NAME and shopt -O NAME, alone or last in a bundle
-_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w{1,60})\1([^\n]*)\n(?:.*\n){0,2000}?[ \t]*\2[ \t]*(?=\n|$)")
+_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w{1,60})\1([^\n]*)\n(?:.*\n){0,300}?[ \t]*\2[ \t]*(?=\n|$)")
 _TOKEN = re.compile(
     r"(?P<blank>(?:[ \t\r]|\\[ \t]*\r?\n)+)"
     r"|(?P<comment>#[^\n]*)"
