@@ -4,6 +4,7 @@ A search tells of every layout that fits at all batch sizes it tries, whether it
 """
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,10 +80,12 @@ def _rejected(one: Rejection, points: Curve) -> Tried:
 
 
 def _own(plan: Plan) -> Curve:
-    """The plan's own layout where its ranks lie, its own batch among the sizes."""
+    """The plan's own layout where its ranks lie, among the sizes the requests it has at hand."""
     about = subject(plan)
     most = max(1, min(plan.ledger.requests, plan.resolved.max_seqs * plan.layout.dp_attn))
-    sizes = np.unique(np.minimum(np.array([*BATCHES, plan.chosen.point.batch]), most))
+    point = plan.chosen.point
+    others = [size for size in BATCHES if size != point.batch]
+    sizes = np.unique(np.minimum(np.array([*others, point.at_hand or point.batch]), most))
     at = operation(
         about.model, about.layout, about.engine, about.cluster, about.workload, about.options, sizes, about.places
     )
@@ -93,7 +96,7 @@ def _curve(plan: Plan, layout: Layout, sizes: Floats, tpot: Floats, rate: Floats
     """(batch, tokens/s a user, output tokens/s a device)."""
     tokens = rate * plan.workload.osl_tokens / layout.size
     return tuple(
-        (int(size), float(f"{1 / one:.5g}"), float(f"{each:.5g}"))
+        (ceil(size), float(f"{1 / one:.5g}"), float(f"{each:.5g}"))
         for size, one, each in zip(sizes, tpot, tokens, strict=True)
         if one > 0
     )
