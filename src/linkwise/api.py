@@ -100,7 +100,7 @@ def plan(
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
-    with beside() as aside:
+    with beside(simulates=wanted) as aside:
         found = build(
             *asked, fixed=task.fixed, replicas=task.replicas if replicas is None else replicas,
             seen=collect(seen, asked) if wanted else None, other=aside,

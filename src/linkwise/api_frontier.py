@@ -44,11 +44,13 @@ class Promise:
 class Beside:
     """Another process, on a second core: it takes half of a long search, then makes the event loop ready and simulates.
 
-    It is split off when it is first given something to do.
+    It is split off when it is first given something to do. simulates: whether it is to make the loop ready after that,
+    while this process makes the plan of what was found.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, simulates: bool = False) -> None:
         self._pool: Executor | None = None
+        self._simulates = simulates
 
     def submit(self, work: "Callable[..., Any]", /, *given: Any) -> Promise:
         """Work with what it is given, after what was submitted before."""
@@ -58,7 +60,11 @@ class Beside:
                 from multiprocessing import get_context
 
                 self._pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
-            return Promise(work, given, self._pool.submit(work, *given))
+            there = self._pool.submit(work, *given)
+            if self._simulates:
+                self._pool.submit(_ready)
+                self._simulates = False
+            return Promise(work, given, there)
         except (BrokenExecutor, OSError):  # gone, or no room for it
             return Promise(work, given, None)
 
@@ -68,12 +74,15 @@ class Beside:
 
 
 @contextmanager
-def beside() -> "Iterator[Beside | None]":
-    """A process beside this one; None where none can be split off safely (threads would be cut off in it)."""
+def beside(*, simulates: bool) -> "Iterator[Beside | None]":
+    """A process beside this one; None where none can be split off safely (threads would be cut off in it).
+
+    simulates: whether finalists are to be simulated there.
+    """
     if sys.platform != "linux" or threading.active_count() > 1:
         yield None
         return
-    other = Beside()
+    other = Beside(simulates=simulates and _simulates())
     try:
         yield other
     finally:
@@ -90,14 +99,15 @@ def frontier_of(
     other: where pairs of pools are looked at and finalists simulated; None = here.
     """
     prefill = case._replace(cluster=prefill_on) if prefill_on is not None else None
-    simulates = find_spec("numba") is not None
-    if other is not None and simulates:
-        other.submit(_ready)
     found = frontier(case, seen, price=priced(price), prefill=prefill, own=own, other=other)
-    if not simulates:
+    if not _simulates():
         return replace(found, notes=(*found.notes, NOT_SIMULATED))
     work = found, case, prefill, bool(price)
     return _simulated(*work) if other is None else other.submit(_simulated, *work).result()
+
+
+def _simulates() -> bool:
+    return find_spec("numba") is not None
 
 
 def _ready() -> None:
