@@ -43,6 +43,7 @@ def played(
 
     workload: a trace; without one the plan's lengths, at `rate` or in a closed loop of `concurrency` users, or what the
     plan was made for. prefill: the plan of a prefill pool; `plan` is then the decode pool. fault: as --fault has it.
+    period, swing: of arrivals that come and go; without `requests` a whole period is run.
     Raises InputError for words that do not go together, and for traces and plans that cannot be.
     """
     from linkwise.simulate.ask import ask, faults

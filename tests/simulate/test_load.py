@@ -14,6 +14,10 @@ pytest.importorskip("numba")
 
 from linkwise.core.errors import InputError
 from linkwise.simulate.load import Asked, enough, load_of
+from linkwise.simulate.rules import Pool, Rules, Run
+from linkwise.simulate.run import simulate
+from linkwise.simulate.tables import constant
+from linkwise.workload.requests import requests
 
 PLAN = "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 20 --rate 5/s -o p.json"
 
@@ -30,10 +34,11 @@ def test_a_run_covers_a_whole_period() -> None:
     assert enough(Asked(arrivals="diurnal", period_s=60), 5.0, 2000, 2_000_000) == 2000
     assert enough(Asked(), 5.0, 2000, 2_000_000) == 2000
     assert enough(Asked(arrivals="diurnal", number=7), 5.0, 2000, 2_000_000) == 7
-    # A day at 100/s is 8,640,000 requests; 2,000,000 cover 24 h x 2 / 8.64 = 5.56 h.
+    # A day at 100/s is 8,640,000 requests; 2,000,000 cover 24 h x 2 / 8.64 = 5.56 h,
+    # and what is said is 1 % less.
     with pytest.raises(InputError, match=r"--arrivals diurnal: a period of 24 h at 100/s takes 8,640,000") as refused:
         enough(Asked(arrivals="diurnal"), 100.0, 2000, 2_000_000)
-    assert "--period 5.56 h or less, or --requests N" in str(refused.value)
+    assert "--period 5.5h or less, or --requests N" in str(refused.value)
 
 
 @pytest.mark.parametrize("command", ["simulate", "capacity", "autoscale"])
@@ -67,8 +72,22 @@ def test_the_swing_moves_requests_into_the_rising_half(linkwise: Shell) -> None:
 
 
 def test_a_rate_that_no_seats_can_serve_is_saturated_however_few_requests(linkwise: Shell) -> None:
+    # 1,024 seats, KV for about 300,000 tokens / 1,010: 300 requests, each of some 0.3 s: no more than 1,000/s.
     for rate, number, code in (("1000000000/s", 100, 1), ("1000000000/s", 3, 1), ("100000/s", 100, 1), ("5/s", 3, 0)):
         ran = linkwise(f"simulate p.json --rate {rate} --requests {number} --json")
         value = json.loads(ran.out)
         assert (ran.code, value["saturated"]) == (code, bool(code)), rate
-    assert "seats serve at most" in said(linkwise, "simulate p.json --rate 1000000000/s --requests 100")
+    assert "requests at once are the most" in said(linkwise, "simulate p.json --rate 1000000000/s --requests 100")
+
+
+def test_what_a_pool_holds_at_once_bounds_what_it_serves() -> None:
+    # Answers of some hundred steps that take 1 s together. 8 seats on each of two replicas serve at most 16/s; twice that is
+    # 32/s. KV of 32 blocks of 16 holds four requests of 60 + 140 / 2 tokens at once (512 / 130 = 3.9: three), so 6/s.
+    for kv_blocks, rate, said_so in ((10_000, 30.0, False), (10_000, 40.0, True), (32, 11.0, False), (32, 14.0, True)):
+        rules = Rules(budget=8192, max_seqs=8, block_tokens=16, kv_blocks=kv_blocks)
+        isl, osl = (60, 140) if kv_blocks == 32 else (60, 101)
+        seconds = 1.0 / osl
+        number = 6  # fewer than would tell a queue from chance
+        these = requests(np.arange(number) / rate, np.full(number, isl), np.full(number, osl))
+        found = simulate([Pool(rules, constant(seconds), replicas=2)], these, Run(), asked_per_s=rate).summary
+        assert found.saturated == said_so, (kv_blocks, rate, found.saturation)

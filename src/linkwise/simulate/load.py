@@ -127,10 +127,11 @@ def enough(asked: Asked, rate_per_s: float, usual: int, most: int) -> int:
         return usual
     whole = rate_per_s * period * STAYS.get(kind, 1)
     if whole > most:
+        short = span(0.99 * period * most / whole).replace(" ", "")
         raise InputError(
             f"a period of {span(period)} at {rate_per_s:g}/s takes {whole:,.0f} requests, at most {most:,} are drawn",
             where=f"--arrivals {kind}",
-            expected=f"--period {span(period * most / whole)} or less, or --requests N for a part of one",
+            expected=f"--period {short} or less, or --requests N for a part of one",
         )  # fmt: skip
     return max(usual, ceil(whole))
 

@@ -75,8 +75,8 @@ def beyond(every: Array, seats: int, asked_per_s: float | None) -> str:
     if asked_per_s is None or stay <= 0 or asked_per_s <= SURE * seats / stay:
         return ""
     return (
-        f"{seats:,} seats serve at most {seats / stay:.3g}/s, one request in {show_time(stay)} each: the load of"
-        f" {asked_per_s:.3g}/s is beyond that"
+        f"{seats:,} requests at once are the most, and one takes {show_time(stay)} or longer: {seats / stay:.3g}/s at"
+        f" most, the load is {asked_per_s:.3g}/s"
     )
 
 

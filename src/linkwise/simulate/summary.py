@@ -69,8 +69,7 @@ def summary(
         inside[several] &= tpot <= targets.tpot_s
     use = tuple(_use(w, number, pool, span) for number, pool in enumerate(pools))
     tpot_share = float(tpot.mean()) / targets.tpot_s if targets.tpot_s and len(tpot) else 0.0
-    # Of the pool that draws answers, or the only one.
-    seats = pools[-1].replicas * pools[-1].rules.lanes * pools[-1].rules.max_seqs
+    seats = _seats(pools[-1], every, shared=bool(g["hits"]))
     why = refusals(every) if run.users else saturation(every, asked_per_s) or beyond(every, seats, asked_per_s)
     refused, lost, unmoved = (int((every["status"] == s).sum()) for s in (state.REFUSED, state.LOST, state.UNMOVED))
     per_s = 1 / span if span else 0.0
@@ -87,6 +86,14 @@ def summary(
         starving=_starving(use, tpot_share), faults=run.faults, recovery=run.recovery if run.faults else "",
         notes=notes, not_modelled=not_modelled,
     )  # fmt: skip
+
+
+def _seats(pool: Pool, every: Array, *, shared: bool) -> int:
+    """Requests that a pool has at once, on average at most: the engine's limit, and where prompts share no blocks what
+    its KV holds, since a request holds its prompt and half of its answer over its stay."""
+    rules, tokens = pool.rules, float(np.mean(every["input"] + every["output"] / 2))
+    room = rules.max_seqs if shared else max(1, int(rules.kv_blocks * rules.block_tokens / tokens))
+    return pool.replicas * rules.lanes * min(rules.max_seqs, room)
 
 
 def _use(w: World, number: int, pool: Pool, span: float) -> PoolUse:
