@@ -81,8 +81,8 @@ def test_a_rate_that_no_seats_can_serve_is_saturated_however_few_requests(linkwi
 
 
 def test_what_a_pool_holds_at_once_bounds_what_it_serves() -> None:
-    # Answers of some hundred steps that take 1 s together. 8 seats on each of two replicas serve at most 16/s; twice that is
-    # 32/s. KV of 32 blocks of 16 holds four requests of 60 + 140 / 2 tokens at once (512 / 130 = 3.9: three), so 6/s.
+    # Answers of some hundred steps that take 1 s together. 8 seats on each of two replicas serve at most 16/s; twice
+    # that is 32/s. KV of 32 blocks of 16 holds 3 requests of 60 + 140 / 2 tokens (512 / 130 = 3.9), so 6/s, and 12/s.
     for kv_blocks, rate, said_so in ((10_000, 30.0, False), (10_000, 40.0, True), (32, 11.0, False), (32, 14.0, True)):
         rules = Rules(budget=8192, max_seqs=8, block_tokens=16, kv_blocks=kv_blocks)
         isl, osl = (60, 140) if kv_blocks == 32 else (60, 101)
