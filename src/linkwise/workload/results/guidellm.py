@@ -56,9 +56,14 @@ def _times(metrics: Entry) -> tuple[Statistic, float | None, float | None]:
 
 
 def _concurrency(strategy: Entry) -> float | None:
-    """Requests in flight, where the strategy bounds them: one after the other, or so many streams."""
+    """Requests in flight, where the strategy bounds them: one after the other, or so many streams.
+
+    At a rate its max_concurrency, 10,240 unless said otherwise, bounds what the client opens, not what is in flight.
+    """
     if strategy.text("type_", "kind") == "synchronous":
         return 1.0
+    if strategy.rate("rate") is not None:
+        return strategy.number("streams", low=1.0, high=1e7)
     return strategy.number("streams", "max_concurrency", low=1.0, high=1e7)
 
 
