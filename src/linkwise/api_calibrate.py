@@ -23,8 +23,8 @@ def calibrate(
     """What do my own results say of an engine's step? `fitted` says also which rows were left out, and why.
 
     files: results of vllm bench serve, SGLang, aiperf, guidellm, genai-perf, or a CSV. engine: of rows that name none,
-    and only its rows. model, on, tp: of all rows, in place of what they say. base: constants to start from; "" = the
-    shipped ones. Raises InputError when no row can be simulated.
+    and only its rows. model, on, tp: of rows that do not say; rows that say another are left out. base: constants to
+    start from; "" = the shipped ones. Raises InputError when no row can be simulated.
     """
     return fitted(files, engine=engine, model=model, on=on, tp=tp, base=base)[0]
 

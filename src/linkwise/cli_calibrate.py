@@ -23,12 +23,12 @@ def calibrate(
         str, typer.Option(help="of rows that name none, such as vllm==0.11; no other's rows", rich_help_panel=_ROWS)
     ] = "",
     model: Annotated[
-        str, typer.Option(help="of all rows: a name, a folder or a config.json", rich_help_panel=_ROWS)
+        str, typer.Option(help="of all rows, no other's: a name, a folder or a config.json", rich_help_panel=_ROWS)
     ] = "",
     on: Annotated[
-        str, typer.Option(help="of all rows: a cluster such as 8xh100-sxm", rich_help_panel=_ROWS)
+        str, typer.Option(help="of all rows, no other's: a cluster such as 8xh100-sxm", rich_help_panel=_ROWS)
     ] = "",
-    tp: Annotated[int | None, typer.Option(help="tensor parallel of all rows", rich_help_panel=_ROWS)] = None,
+    tp: Annotated[int | None, typer.Option(help="of all rows, no other's", rich_help_panel=_ROWS)] = None,
     base: Annotated[
         str, typer.Option(help="constants to start from  [default: the shipped ones]", metavar="FILE")
     ] = "",

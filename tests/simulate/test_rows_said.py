@@ -72,7 +72,12 @@ def test_a_version_nobody_says_extends_no_range() -> None:
     assert fitted.calibration.range.versions == base.range.versions
 
 
-def test_a_rows_tp_and_gpu_are_never_replaced() -> None:
+def test_a_rows_model_tp_and_gpu_are_never_replaced() -> None:
+    asked = Given(model="llama-3.3-70b", tp=4)
+    other = left(asked, model="meta-llama/Llama-3.1-8B-Instruct", tp=4)
+    assert other == "field model: meta-llama/Llama-3.1-8B-Instruct; expected llama-3.3-70b, as --model says"
+    assert left(asked, model="meta-llama/Llama-3.3-70B-Instruct", tp=4) == ""
+    assert left(asked, model="our-own-finetune", tp=4) == "", "the user says what that is"
     assert left(Given(tp=2), tp=4, gpus=4) == "field tp: 4; expected 2, as --tp says"
     assert left(Given(tp=4, cluster=presets.shorthand("4xh100-sxm")), tp=4) == ""
     h100 = Given(cluster=presets.shorthand("1xh100-sxm"))

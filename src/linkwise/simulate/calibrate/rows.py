@@ -10,7 +10,7 @@ from linkwise.core.layout import Layout
 from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
 from linkwise.engine.versions import version_key
-from linkwise.model import read
+from linkwise.model import catalogue, read
 from linkwise.model.types import Model
 from linkwise.plan.interval import quantisation_of
 from linkwise.plan.ledger import ledger
@@ -64,7 +64,7 @@ def case_of(row: Row, given: Given) -> Case:
     cluster = _placed(row, given, layout)
     if layout.size > cluster.size:
         raise InputError(f"{layout} on {cluster.size} devices", where=row.source, expected=f"{layout.size} devices")
-    model = _model(given.model or _needed_text(row.model, "model", row), row.gemm_quant)
+    model = _model(_named(row, given), row.gemm_quant)
     if isl + osl > model.max_len:
         raise InputError(
             f"{isl:,.0f} tokens in and {osl:,.0f} out", where=row.source,
@@ -92,6 +92,14 @@ def _needed(value: float | None, name: str, row: Row) -> float:
     if value is None or value < 1:
         raise InputError(f"{name} is {value}", where=row.source, expected=f"{name}, at least 1 token")
     return value
+
+
+def _named(row: Row, given: Given) -> str:
+    """The model's name. Raises InputError for a row of another known model than the user's."""
+    own, asked = catalogue.find(row.model or ""), catalogue.find(given.model)
+    if own is not None and asked is not None and own.config != asked.config:
+        raise InputError(f"field model: {row.model}"[:120], where=row.source, expected=f"{asked.name}, as --model says")
+    return given.model or _needed_text(row.model, "model", row)
 
 
 def _needed_text(value: str | None, name: str, row: Row) -> str:
