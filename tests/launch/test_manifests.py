@@ -34,7 +34,7 @@ def container(command: str, arguments: str) -> str:
         ('["bash", "--login", "-ce"]', "", ""),
         ('["/usr/bin/env", "bash", "-c"]', "", ""),
         ('["bash", "-c"]', "pip install vllm==0.30.0 && ", ""),
-        ('["bash", "-c"]', "ulimit -l unlimited; echo vllm serve starts; ", " 2>&1 | tee /tmp/log"),
+        ('["bash", "-c"]', "ulimit -l unlimited; echo vllm serve starts; ", " 2>&1 | tee run.log"),
         ('["bash", "-c"]', "exec ", " & wait"),
         ('["bash", "-c"]', "cat >c.yaml <<EOF\nvllm serve other\nEOF\n", " || exit 1"),
         ('["bash", "-c"]', "export TP=4 && ", ""),

@@ -55,8 +55,9 @@ class Frontier(Frozen, frozen=True, kw_only=True):
     """The Pareto set of output tokens/s a device against tokens/s a user, least interactive first.
 
     choice: place of the offer for the targets, and the rate where one is asked; None when no offer meets them. Offers
-    that were counted for a rate are the last ones. commands: to type for a choice of separate pools. own: the plan's own deployment; None without a plan. tried: points
-    compared. notes: what was not searched, and whether the finalists were simulated.
+    that were counted for a rate are the last ones. commands: to type for a choice of separate pools. own: the plan's
+    own deployment; None without a plan. tried: points compared. notes: what was not searched, and whether the
+    finalists were simulated.
     """
 
     offers: tuple[Offer, ...]
