@@ -91,6 +91,15 @@ def test_weights_are_what_the_means_change_by() -> None:
         assert moved == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
+def test_requests_beyond_the_steps_that_are_known_count_for_nothing() -> None:
+    # A's and B's answers of two tokens end at 10 and 13; of steps that end at 4, 7 and 10 A's alone is known.
+    log, every, seconds = ran(2, tables(3.0, 1.0), [1, 1], [2, 2])
+    assert log["end"].tolist() == [4.0, 7.0, 10.0, 13.0]
+    found = pipeline.weights(log[:3], every, seconds[:3], 2)
+    assert found[0].sum(axis=0) == pytest.approx((2, 0))
+    assert found[1].sum(axis=0) == pytest.approx((1, 1))
+
+
 def case(isl: int, osl: int, users: int, pp: int = 2, tp: int = 1) -> Case:
     gpus = pp * tp
     what = serving(

@@ -42,6 +42,7 @@ def weights(log: Array, every: Array, stage_s: Floats, slots: int) -> tuple[Floa
     """
     number, stages = stage_s.shape
     ends, last = log["end"], stages - 1
+    every = every[every["end"] <= ends[-1]]  # those beyond the steps that are known count for nothing
     first, end = np.searchsorted(ends, every["first"]), np.searchsorted(ends, every["end"])
     came = _placed(log, every["entered"], slots)
     weight, at_start = np.zeros((number, stages, 2)), np.zeros((number, 2))
