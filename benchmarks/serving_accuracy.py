@@ -36,6 +36,7 @@ from linkwise.simulate.calibrate.fit import (
     simulated,
 )
 from linkwise.simulate.calibrate.made import calibration_of, spread_of
+from linkwise.simulate.calibrate.split import DOUBT
 from linkwise.simulate.calibrate.steps import run_of
 
 Floats = npt.NDArray[np.float64]
@@ -43,7 +44,6 @@ Floats = npt.NDArray[np.float64]
 # compute capability on: TensorRT-LLM's newer versions were measured on Blackwell alone.
 SINCE = {"trtllm": ("1.2", 100), "vllm": ("0.15", 0), "sglang": ("0.5.8", 0)}
 GPUS = (("b200_sxm", "gb200", "gb300"), ("h100_sxm",), ("h200_sxm",))
-DOUBT = 1.5  # times the usual error of a row: that of disaggregated ones, which Little's law reads
 FACTS = Path(__file__).resolve().parents[1] / "src" / "linkwise" / "engine" / "facts"
 
 

@@ -57,7 +57,7 @@ def calibration_of(
 
 
 def range_of(cases: Sequence[Case]) -> Range:
-    """What some runs cover. A version that nobody says is not covered."""
+    """What some runs cover, users a group that decodes. A version that nobody says is not covered."""
     versions = sorted({c.served.engine.version for c in cases if c.version_said}, key=version_key)
 
     def ends(values: list[float]) -> tuple[float, float]:
@@ -69,7 +69,7 @@ def range_of(cases: Sequence[Case]) -> Range:
         quantisations=tuple(sorted({quantisation_of(c.served.model) for c in cases})),
         versions=tuple(versions) if len(versions) < 3 else (versions[0], versions[-1]),
         isl=ends([c.isl for c in cases]), osl=ends([c.osl for c in cases]),
-        concurrency=ends([c.users or 0.0 for c in cases]), rows=len(cases),
+        concurrency=ends([c.users / (c.split.replicas[1] if c.split else 1) for c in cases]), rows=len(cases),
     )  # fmt: skip
 
 

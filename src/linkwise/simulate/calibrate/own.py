@@ -31,6 +31,7 @@ from linkwise.simulate.calibrate.fit import (
 )
 from linkwise.simulate.calibrate.made import calibration_of, range_of, spread_of
 from linkwise.simulate.calibrate.priors import PRIORS, TPOT_SIGMA, TTFT_SIGMA, unit_of
+from linkwise.simulate.calibrate.split import DOUBT
 from linkwise.simulate.tables import Floats
 
 _CLOSE, _WIDE = 0.1, 0.5  # how far one deployment's constants lie from those of all, as logarithms
@@ -90,7 +91,7 @@ def calibrate(
     space = _space(engine, base)
     truth = measured(cases)
     begin = simulated(cases, space, space.centre)
-    fitted = fit(cases, space, rounds=3, told=told)
+    fitted = fit(cases, space, rounds=3, doubt=_doubt(cases), told=told)
     steps = simulated(cases, space, fitted.at)
     after = predicted(grouped(steps, space), space, fitted.at, len(cases))
     without = _left_out(cases, steps, fitted)
@@ -98,6 +99,8 @@ def calibrate(
     errors = [_error(of, truth) for of in (first, after, without)]
     explained = _explained(truth - after, truth - without, base)
     off = np.where(np.isfinite(without), truth - without, truth - after)
+    # A prompt step of a pool is no TTFT, whose interval it would narrow.
+    off[len(cases) :][[case.split is not None for case in cases]] = np.nan
     made = _file(fitted, engine, cases, base, off, explained, source)
     verdict = _verdict(len(cases), explained, errors)
     return Outcome(
@@ -153,10 +156,14 @@ def _left_out(cases: Sequence[Case], steps: Sequence[Parts], fitted: Fitted) -> 
         rest = np.where(np.concatenate((mine, mine)), np.nan, truth)
         if not np.isfinite(rest).any():
             continue
-        at, _ = descend(groups, rest, fitted.space, fitted.at)
+        at, _ = descend(groups, rest, fitted.space, fitted.at, doubt=_doubt(cases))
         values = predicted(groups, fitted.space, at, number)
         found[np.concatenate((mine, mine))] = values[np.concatenate((mine, mine))]
     return found
+
+
+def _doubt(cases: Sequence[Case]) -> Floats:
+    return np.array([1.0 if case.split is None else DOUBT for case in cases])
 
 
 def _error(found: Floats, truth: Floats) -> Error:

@@ -14,8 +14,10 @@ from linkwise.model import catalogue, read
 from linkwise.model.types import Model
 from linkwise.plan.interval import quantisation_of
 from linkwise.plan.ledger import ledger
-from linkwise.simulate.calibrate.case import MOST_REQUESTS, PER_USER, Case, serving
-from linkwise.workload.results import LeftOut, Row
+from linkwise.simulate.calibrate.case import MOST_REQUESTS, PER_USER, Case, Split, serving
+from linkwise.simulate.rules import Transfer
+from linkwise.simulate.served import Served
+from linkwise.workload.results import Groups, LeftOut, Row
 from linkwise.workload.types import Workload
 
 _DTYPES = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4",
@@ -60,32 +62,67 @@ def case_of(row: Row, given: Given) -> Case:
     if row.ttft_s is None and row.tpot_s is None:
         raise InputError("neither TTFT nor TPOT", where=row.source, expected="one of them")
     engine, version_said = _engine(row, given)
-    layout = _layout(row, given)
-    cluster = _placed(row, given, layout)
-    if layout.size > cluster.size:
-        raise InputError(f"{layout} on {cluster.size} devices", where=row.source, expected=f"{layout.size} devices")
     model = _model(_named(row, given), row.gemm_quant)
     if isl + osl > model.max_len:
         raise InputError(
             f"{isl:,.0f} tokens in and {osl:,.0f} out", where=row.source,
             expected=f"at most {model.max_len:,}, what {model.name} takes",
         )  # fmt: skip
-    users = int(row.concurrency or 0)
+    users, rate = int(row.concurrency or 0), row.rate_per_s or 0.0
     if not users and row.rate_per_s is None:
         raise InputError("no load", where=row.source, expected="a concurrency or a rate")
-    replicas = max(1, (row.gpus or layout.size) // layout.size)
-    users, rate = -(-users // replicas) if users else 0, (row.rate_per_s or 0.0) / replicas
     if row.fixed_lengths is None:
         isl, osl = isl / _MEAN_SHARE, osl / _MEAN_SHARE
+    lengths, split, replicas = (round(isl), round(osl)), None, 1
+    if row.prefill is not None and row.decode is not None:
+        served, split = _pools(row, given, model, engine, lengths)
+    else:
+        layout = _layout(row, given)
+        replicas = max(1, (row.gpus or layout.size) // layout.size)
+        users, rate = -(-users // replicas), rate / replicas
+        options = Options(kv_dtype=_kv(row.kv_dtype), max_seqs=max(256, users), **_drafts(row, model))
+        served = _served(row, given, model, engine, layout, options, lengths)
     number = (row.requests or PER_USER * users or 1000) // replicas
-    options = Options(kv_dtype=_kv(row.kv_dtype), max_seqs=max(256, users), **_drafts(row, model))
-    _held(model, cluster, engine, layout, options, row)
-    what = serving(model, cluster, engine, layout, options, round(isl), round(osl))
     return Case(
-        what, round(isl), round(osl), "fixed" if row.fixed_lengths else "uniform", users, rate,
+        served, *lengths, "fixed" if row.fixed_lengths else "uniform", users, rate,
         max(1, min(number, MOST_REQUESTS)), row.ttft_s or float("nan"), row.tpot_s or float("nan"), model.name,
-        row.source, version_said=version_said,
+        row.source, split=split, version_said=version_said,
     )  # fmt: skip
+
+
+def _served(
+    row: Row, given: Given, model: Model, engine: Engine, layout: Layout, options: Options, lengths: tuple[int, int]
+) -> Served:  # fmt: skip
+    """A group that ran. Raises InputError where its devices cannot have held it."""
+    cluster = _placed(row, given, layout)
+    if layout.size > cluster.size:
+        raise InputError(f"{layout} on {cluster.size} devices", where=row.source, expected=f"{layout.size} devices")
+    _held(model, cluster, engine, layout, options, row)
+    return serving(model, cluster, engine, layout, options, *lengths)
+
+
+def _pools(
+    row: Row, given: Given, model: Model, engine: Engine, lengths: tuple[int, int]
+) -> tuple[Served, Split]:  # fmt: skip
+    """Groups that decode, and those that compute their prompts. Raises InputError for runs that do not tell of either's
+    step: both means are needed, and drafted tokens are not described there."""
+    if row.ttft_s is None or row.tpot_s is None:
+        raise InputError("pools of their own", where=row.source, expected="both TTFT and TPOT")
+    if row.speculative:
+        raise InputError("pools of their own that draft tokens", where=row.source, expected="a run without drafting")
+    if given.tp:
+        raise InputError("pools of their own", where=row.source, expected="rows of one deployment, as --tp says")
+    found = []
+    for one in (row.prefill, row.decode):
+        groups = one or Groups()
+        layout = Layout(tp=groups.tp, dp_attn=groups.dp_attn, ep=groups.ep)
+        options = Options(
+            kv_dtype=_kv(row.kv_dtype), max_batched_tokens=groups.tokens,
+            max_seqs=groups.seqs or max(256, int(row.concurrency or 0)),
+        )  # fmt: skip
+        found.append((_served(row, given, model, engine, layout, options, lengths), groups.workers))
+    (prompts, computing), (drawn, decoding) = found
+    return drawn, Split(prompts, {}, (computing, decoding), Transfer())
 
 
 def _needed(value: float | None, name: str, row: Row) -> float:

@@ -21,6 +21,7 @@ from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.run import simulate
 from linkwise.simulate.types import Simulated
 
+DOUBT = 1.5  # times the usual error of a row: Little's law reads one of a run near balance
 QUEUED = 2.0  # full steps of prompts on a lane, under way and waiting, from which on its time is told by the queue
 _TAKEN = 0.9  # share of the seats to decode from which on prompts wait for one
 
@@ -38,7 +39,7 @@ def told(case: Case) -> Told:
     """What was measured, by Little's law at the mean lengths."""
     split, (prefill, decode) = split_of(case), rules_of(case)
     isl, osl = _mean(case, case.isl), _mean(case, case.osl)
-    rate = case.users / (case.ttft_s + case.tpot_s * (osl - 1))
+    rate = case.users / (case.ttft_s + case.tpot_s * (osl - 1)) if case.users else case.rate_per_s
     rows = rate * case.tpot_s * osl / (split.replicas[1] * decode.lanes)
     prompts, lanes = max(1, int(prefill.budget // isl)), split.replicas[0] * prefill.lanes
     steps = rate * case.ttft_s / (lanes * prompts)

@@ -14,9 +14,9 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import parse_json, read_text
 from linkwise.workload.results import table
 from linkwise.workload.results.base import Entry, Reader, Unusable
-from linkwise.workload.results.types import LeftOut, Results, Row
+from linkwise.workload.results.types import Groups, LeftOut, Results, Row
 
-__all__ = ["LeftOut", "Results", "Row", "read"]
+__all__ = ["Groups", "LeftOut", "Results", "Row", "read"]
 
 MAX_BYTES = 128 * 2**20  # detailed results hold every answer's text
 MAX_LINE_BYTES = 64 * 2**20

@@ -34,6 +34,21 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "requests": ("requests", "num_requests", "num_prompts", "completed"),
     "source": ("source", "id"),
 }  # fmt: skip
+# Of a pool, behind `prefill_` or `decode_`.
+SIDES: dict[str, tuple[str, ...]] = {
+    "workers": ("workers", "num_workers", "replicas"),
+    "tp": ALIASES["tp"],
+    "pp": ALIASES["pp"],
+    "dp_attn": ALIASES["dp_attn"],
+    "ep": ALIASES["ep"],
+    "tokens": ("tokens", "max_num_tokens", "max_num_batched_tokens", "chunked_prefill_size"),
+    "seqs": ("seqs", "max_batch_size", "max_num_seqs", "max_running_requests"),
+}
+
+
+def of_side(side: str, field: str) -> tuple[str, ...]:
+    """The names of a pool's field: prefill_tp, prefill_tp_size, ..."""
+    return tuple(f"{side}_{name}" for name in SIDES[field])
 
 
 def engine(word: str | None) -> str | None:

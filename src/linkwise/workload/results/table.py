@@ -12,7 +12,7 @@ from typing import Any
 from linkwise.core.errors import InputError
 from linkwise.workload.results import names
 from linkwise.workload.results.base import Entry, Unusable
-from linkwise.workload.results.types import Row, Statistic
+from linkwise.workload.results.types import Groups, Row, Statistic
 
 FORMAT = "CSV"
 PERF_FORMAT = "aiperf or genai-perf CSV"
@@ -26,6 +26,7 @@ _LOAD = re.compile(
     r"(?:, \d{1,9} prompts)?",
     re.IGNORECASE,
 )
+_NO = ("no", "false", "0", "0.0")
 _FIGURE = re.compile(r"(?P<name>[\w ]{3,60})(?: \((?P<unit>[^()]{1,30})\))?")
 
 
@@ -68,8 +69,7 @@ def rows(entry: Entry) -> Iterator[Row]:
     """One line of a table."""
     if "_cells" in entry.values:
         raise Unusable(f"{entry.values['_cells']} cells, expected {entry.values['_columns']}")
-    if entry.given("disagg") or entry.text("mode") == "disagg":
-        raise Unusable("prefill and decode in pools of their own, expected one deployment that does both")
+    pools = _pools(entry)
     statistic, ttft_s, tpot_s = _times(entry)
     if ttft_s is None and tpot_s is None:
         raise Unusable("neither a time to first token nor a time per output token")
@@ -81,13 +81,32 @@ def rows(entry: Entry) -> Iterator[Row]:
         fixed_lengths=entry.flag(*name["fixed_lengths"]), **names.drafting(entry),
         concurrency=concurrency, rate_per_s=rate, requests=entry.whole(*name["requests"]), ttft_s=ttft_s,
         tpot_s=tpot_s, statistic=statistic, source=f"{entry.where} ({said})" if said else entry.where,
-        **_deployment(entry),
+        **_deployment(entry), **pools,
     )  # fmt: skip
 
 
 def _deployment(entry: Entry) -> dict[str, Any]:
     said = names.deployment(entry)
     return said | {"engine": said["engine"] or names.engine(entry.text("backend"))}
+
+
+def _pools(entry: Entry) -> dict[str, Any]:
+    """Pools of their own for prompts and for decoding, where the line has both."""
+    there = [side for side in ("prefill", "decode") if entry.given(*names.of_side(side, "tp"))]
+    if len(there) < 2:
+        said = (entry.text("disagg") or "no").lower() not in _NO or entry.text("mode") == "disagg"
+        if there or said:
+            raise Unusable("prefill and decode in pools of their own, expected prefill_tp and decode_tp")
+        return {}
+    return {side: _groups(entry, side) for side in there}
+
+
+def _groups(entry: Entry, side: str) -> Groups:
+    stages = names.of_side(side, "pp")
+    if (entry.degree(*stages) or 1) > 1:
+        raise Unusable(f"field {entry.given(*stages)}: {entry.degree(*stages)}, expected 1: a pool of no pipelines")
+    said = {field: entry.degree(*names.of_side(side, field)) for field in Groups.__struct_fields__}
+    return Groups(**{field: value for field, value in said.items() if value is not None})
 
 
 def _load(entry: Entry) -> tuple[float | None, float | None]:

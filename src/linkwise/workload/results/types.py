@@ -7,6 +7,18 @@ from linkwise.core.schema import Frozen
 Statistic = Literal["mean", "median"]
 
 
+class Groups(Frozen, frozen=True, kw_only=True):
+    """Alike groups that only compute prompts, or only decode. tp, dp_attn, ep: degrees of each. tokens: of a step of an
+    attention replica at most; seqs: requests of one at most."""
+
+    workers: int = 1
+    tp: int = 1
+    dp_attn: int = 1
+    ep: int = 1
+    tokens: int | None = None
+    seqs: int | None = None
+
+
 class Row(Frozen, frozen=True, kw_only=True):
     """One run under one load. None: the file does not say, which is not the same as a default.
 
@@ -18,7 +30,8 @@ class Row(Frozen, frozen=True, kw_only=True):
     average, the one it draws and the drafted ones that are kept; drafted: tokens drafted a step. concurrency: most
     requests in flight, in a closed loop or as a limit; rate_per_s: arrivals, None where all came at once. requests:
     that were completed. ttft_s: to the first token; tpot_s: mean time of a token after the first. statistic: what
-    ttft_s and tpot_s are of the requests. source: file and line, entry or field.
+    ttft_s and tpot_s are of the requests. prefill, decode: pools of their own, in place of the degrees. source: file
+    and line, entry or field.
     """
 
     engine: str | None = None
@@ -45,6 +58,8 @@ class Row(Frozen, frozen=True, kw_only=True):
     ttft_s: float | None = None
     tpot_s: float | None = None
     statistic: Statistic = "mean"
+    prefill: Groups | None = None
+    decode: Groups | None = None
     source: str = ""
 
 
