@@ -6,13 +6,17 @@ requests alone and closed loops of 1, 4 and 12 users; the server's trace says fo
 rows that drew, cached tokens) and when the next one began, and a least-squares line through those is the step's time.
 What HTTP, tokenising and routing add to a first token, and how much of that the one thread that takes requests in
 spends on each, is fitted to the first tokens of requests alone, of 4 and 12 users, and of a stream at 40 % of the rate
-that 12 users had. Replayed: Poisson streams of requests of other lengths at 60 % of it; the simulator is given their
-arrivals and lengths, and nothing of theirs is used for a fit. Needs numba and torch.
+that 12 users had. Replayed: Poisson streams of requests of other lengths at 40, 60 and 75 % of it; the simulator is
+given their arrivals and lengths, and nothing of theirs is used for a fit. Each seed is a server of its own. Each rank
+has one thread: the server and the client compute on the same cores. What others compute meanwhile is counted: a block
+waits for a quiet moment, and is run again where they took more than a tenth of a core, until PATIENCE_S are over; then
+it is kept as it is, and said. Needs numba and torch, and Linux to know of others.
 
-    python benchmarks/simulate_replay.py [LAYOUT...]
+    python benchmarks/simulate_replay.py [LAYOUT...] [SEEDS]
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -21,8 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,11 +41,15 @@ from linkwise.simulate.tables import constant  # noqa: E402
 from linkwise.trace.gather import gather  # noqa: E402
 from linkwise.workload.requests import requests  # noqa: E402
 
-ASKED, REQUESTS, BLOCKS, SHARE, LIGHT = 0.20, 200, 8, 0.6, 0.4
+ASKED, REQUESTS, BLOCKS, SHARES, LIGHT = 0.20, 200, 8, (0.4, 0.6, 0.75), 0.4
+SEEDS = 3
+QUIET, PATIENCE_S = 0.1, float(os.environ.get("REPLAY_PATIENCE_S", "300"))  # cores of others in a block; of a server
 LAYOUTS = ("tp=1", "tp=2")
 BUDGET, SEQS, BLOCK, KV, MAX_LEN = 2048, 256, 16, 65_536, 2048
 IDLE = 10  # a pause so many times the usual time of a step is no step
 USERS = (1, 4, 12)
+TICKS = os.sysconf("SC_CLK_TCK")
+T = TypeVar("T")
 
 
 class Sent(NamedTuple):
@@ -64,41 +73,61 @@ class Line(NamedTuple):
     steps: int
 
 
+class Compared(NamedTuple):
+    """Mean seconds of a replay: TTFT and TPOT as simulated and as they were."""
+
+    ttft: float
+    tpot: float
+    real_ttft: float
+    real_tpot: float
+
+
 def main() -> int:
+    layouts = [word for word in sys.argv[1:] if "=" in word] or LAYOUTS
+    seeds = next((int(word) for word in sys.argv[1:] if word.isdigit()), SEEDS)
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         weights = model(Path(folder) / "model")
-        for layout in sys.argv[1:] or LAYOUTS:
-            missed += trial(weights, layout, Path(folder) / layout.replace("=", ""))
+        for layout in layouts:
+            found = [trial(weights, layout, Path(folder) / f"{layout.replace('=', '')}-{n}", n) for n in range(seeds)]
+            for share in SHARES:
+                missed += said(layout, share, [one[share] for one in found])
     return 1 if missed else 0
 
 
-def trial(weights: Path, layout: str, folder: Path) -> int:
+def trial(weights: Path, layout: str, folder: Path, seed: int) -> dict[float, Compared]:
+    """One server: what was replayed at each share of the rate, beside the same simulated."""
     port = free_port()
+    before = os.getloadavg()[0]
     server = start(weights, layout, port, folder)
     try:
         ready(server, port)
-        alone, loops, blocks, spans = asyncio.run(turns(port))
+        quiet = Quiet(server.pid, time.monotonic() + PATIENCE_S)
+        alone, loops, blocks, spans = asyncio.run(turns(port, seed, quiet))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
     line = fitted(folder, spans)
     each_alone = [[one._replace(at=0.0, first=one.first - one.at, end=one.end - one.at)] for one in alone]
     request, each = front(line, each_alone + loops)
-    sent = [one for block in blocks for one in block]
-    seen = np.array([simulated(line, block, request, each) for block in blocks])
-    weight = np.array([len(block) for block in blocks]) / len(sent)
-    ttft, tpot = (float(x) for x in weight @ seen)
-    real_ttft = float(np.mean([x.first - x.at for x in sent]))
-    real_tpot = float(np.mean([(x.end - x.first) / (x.output - 1) for x in sent]))
     print(
-        f"{layout}: a step takes {line.fixed * 1e3:.2f} ms + {line.token * 1e6:.1f} us a token +"
+        f"{layout}, seed {seed}: a step takes {line.fixed * 1e3:.2f} ms + {line.token * 1e6:.1f} us a token +"
         f" {line.row * 1e6:.0f} us a row + {line.cached * 1e9:.0f} ns a cached token (r.m.s. error"
         f" {line.error * 1e3:.2f} ms over {line.steps:,} steps); {request * 1e3:.1f} ms beside, and"
-        f" {each * 1e3:.1f} ms one request after the other"
+        f" {each * 1e3:.1f} ms one request after the other; load {before:.1f} before,"
+        f" {os.getloadavg()[0]:.1f} after; {quiet.said()}",
+        flush=True,
     )
-    missed = said(f"{layout}, mean TTFT of {len(sent)} requests, ms", ttft * 1e3, real_ttft * 1e3)
-    return missed + said(f"{layout}, mean TPOT, ms", tpot * 1e3, real_tpot * 1e3)
+    return {share: compared(line, runs, request, each) for share, runs in blocks.items()}
+
+
+def compared(line: Line, runs: list[list[Sent]], request: float, each: float) -> Compared:
+    """Replays of one rate as one: every request counts as much."""
+    sent = [one for run in runs for one in run]
+    seen = np.array([simulated(line, run, request, each) for run in runs])
+    ttft, tpot = (float(x) for x in np.array([len(run) for run in runs]) / len(sent) @ seen)
+    real_ttft = float(np.mean([x.first - x.at for x in sent]))
+    return Compared(ttft, tpot, real_ttft, float(np.mean([(x.end - x.first) / (x.output - 1) for x in sent])))
 
 
 def model(folder: Path) -> Path:
@@ -171,27 +200,89 @@ async def one_request(port: int, zero: float, inputs: int, outputs: int, draw: n
     return Sent(at, first, end, inputs, outputs)
 
 
-async def turns(port: int) -> tuple[list[Sent], list[list[Sent]], list[list[Sent]], list[tuple[int, int]]]:
-    """Requests alone, users at once, replayed blocks, and when the server was measured (ns of the monotonic clock)."""
-    draw = np.random.default_rng(1)
+class Quiet:
+    """Blocks of a server's run while others leave the machine alone, as far as there is patience for it."""
+
+    def __init__(self, server: int, deadline: float) -> None:
+        self._server, self._deadline = server, deadline
+        self._kept = self._loud = self._dropped = 0
+
+    async def run(self, block: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            while self._patient and await self._others(asyncio.sleep(0.2)) > QUIET:
+                pass
+            taken: list[T] = []
+
+            async def one(taken: list[T] = taken) -> None:
+                taken.append(await block())
+
+            loud = await self._others(one()) > QUIET
+            if not loud or not self._patient:
+                self._kept, self._loud = self._kept + 1, self._loud + loud
+                return taken[0]
+            self._dropped += 1
+
+    def said(self) -> str:
+        return f"{self._loud} of {self._kept} blocks beside others, {self._dropped} run again"
+
+    @property
+    def _patient(self) -> bool:
+        return time.monotonic() < self._deadline
+
+    async def _others(self, what: Awaitable[None]) -> float:
+        """Cores that others computed on meanwhile."""
+        before, began = self._busy(), time.monotonic()
+        await what
+        return max(0.0, (self._busy() - before) / (time.monotonic() - began))
+
+    def _busy(self) -> float:
+        """Processor seconds of this machine that are neither the server's nor ours."""
+        try:
+            user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+        except OSError:
+            return 0.0
+        ours = sum(os.times()[:2]) * TICKS + _ticks(self._server)
+        return (user + nice + system + sum(rest) - ours) / TICKS
+
+
+def _ticks(process: int) -> float:
+    """Processor time of a process and of those it has started, clock ticks."""
+    parents: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+            words = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(words[1]), int(words[11]) + int(words[12])
+    family = {process}
+    while more := {pid for pid, (parent, _) in parents.items() if parent in family} - family:
+        family |= more
+    return sum(parents[pid][1] for pid in family if pid in parents)
+
+
+async def turns(
+    port: int, seed: int, quiet: Quiet
+) -> tuple[list[Sent], list[list[Sent]], dict[float, list[list[Sent]]], list[tuple[int, int]]]:
+    """Requests alone, users at once, replays by their share of the rate, and when the server was measured (ns of the
+    monotonic clock)."""
+    draw = np.random.default_rng(seed)
     for _ in range(5):  # it warms up
         await one_request(port, time.perf_counter(), 50, 5, draw)
     alone: list[Sent] = []
     loops: list[list[Sent]] = []
-    blocks, spans = [], []
+    blocks: dict[float, list[list[Sent]]] = {share: [] for share in SHARES}
+    spans = []
     for _ in range(BLOCKS):
-        began = time.monotonic_ns()
-        found, together, rate = await measured(port, draw)
-        spans.append((began, time.monotonic_ns()))
+        found, together, rate, span = await quiet.run(lambda: measured(port, draw))
+        spans.append(span)
         alone += found
         loops += together
-        blocks.append(await replayed(port, rate * SHARE, REQUESTS // BLOCKS, draw))
+        for share, runs in blocks.items():
+            runs.append(await quiet.run(lambda at=rate * share: replayed(port, at, REQUESTS // BLOCKS, draw)))  # type: ignore[misc]
     return alone, loops, blocks, spans
 
 
-async def measured(port: int, draw: np.random.Generator) -> tuple[list[Sent], list[list[Sent]], float]:
-    """Requests alone, then users at once; the requests/s of the most of them."""
-    alone, together, rate = [], [], 0.0
+async def measured(port: int, draw: np.random.Generator) -> tuple[list[Sent], list[list[Sent]], float, tuple[int, int]]:
+    """Requests alone, then users at once; the requests/s of the most of them; when that was."""
+    started, alone, together, rate = time.monotonic_ns(), [], [], 0.0
     for _ in range(3):
         alone.append(await one_request(port, time.perf_counter(), int(draw.integers(20, 401)), 4, draw))
     for users in USERS:
@@ -200,7 +291,7 @@ async def measured(port: int, draw: np.random.Generator) -> tuple[list[Sent], li
         together.append(list(await asyncio.gather(*(one_request(port, began, *size, draw) for size in sizes))))
         rate = users / (time.perf_counter() - began)
     together.append(await replayed(port, rate * LIGHT, 12, draw, (20, 401), (8, 33)))
-    return alone, together, rate
+    return alone, together, rate, (started, time.monotonic_ns())
 
 
 async def replayed(
@@ -288,15 +379,22 @@ def simulated(line: Line, sent: list[Sent], request: float, each: float) -> tupl
     return float(found.ttft.mean), float(found.tpot.mean)
 
 
-def said(what: str, predicted: float, seen: float) -> int:
-    """A line; 1 when the figure is missed."""
-    off = predicted / seen - 1
-    missed = abs(off) > ASKED
-    print(
-        f"  {what:<44} simulated {predicted:8.2f}  real {seen:8.2f}  {off:+.0%}  asked {ASKED:.0%}"
-        f" {'MISSED' if missed else 'met'}"
-    )
-    return int(missed)
+def said(layout: str, share: float, found: list[Compared]) -> int:
+    """A line for each figure, of all seeds as one and of each; how many figures are missed."""
+    missed = 0
+    for name, place in (("TTFT", 0), ("TPOT", 1)):
+        pairs = [(one[place], one[place + 2]) for one in found]
+        predicted, seen = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+        off = predicted / seen - 1
+        apart = ", ".join(f"{a / b - 1:+.0%}" for a, b in pairs)
+        missed += abs(off) > ASKED
+        print(
+            f"  {layout} at {share:.0%}, mean {name} of {len(found)} x {REQUESTS} requests, ms: simulated"
+            f" {predicted * 1e3:7.2f}  real {seen * 1e3:7.2f}  {off:+.0%} (by seed {apart})  asked {ASKED:.0%}"
+            f" {'MISSED' if abs(off) > ASKED else 'met'}",
+            flush=True,
+        )
+    return missed
 
 
 if __name__ == "__main__":
