@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,7 +96,8 @@ def _folders() -> Iterator[Path]:
     """Where Python keeps compiled modules; where that cannot be written, the user's cache."""
     yield Path(__file__).with_name("__pycache__")
     root = os.environ.get("XDG_CACHE_HOME", "")
-    yield (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "linkwise"
+    with suppress(RuntimeError):  # a user without a home
+        yield (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "linkwise"
 
 
 def _kept(name: str) -> bytes | None:
