@@ -100,15 +100,16 @@ def plan(
     asked = Case(task.model, task.cluster, task.engine, task.options, task.workload)
     wanted = bool(price or prefill_on or asked.workload.targets != Targets()) if pareto is None else pareto
     seen: list[Seen] = []
+    elsewhere = None if prefill_on is None else cluster_of(prefill_on)
     with beside(simulates=wanted) as aside:
         found = build(
             *asked, fixed=task.fixed, replicas=task.replicas if replicas is None else replicas,
             seen=collect(seen, asked) if wanted else None, other=aside,
+            searched=(lambda: aside.begin(asked, seen, price, elsewhere)) if wanted and aside else None,
         )  # fmt: skip
         if wanted:
-            other = None if prefill_on is None else cluster_of(prefill_on)
             own = None if isinstance(found, Short) else found.chosen
-            front = frontier_of(asked, seen, price=price, prefill_on=other, own=own, other=aside)
+            front = frontier_of(asked, seen, price=price, prefill_on=elsewhere, own=own, other=aside)
             today = {
                 "engine": engine, "from_command": from_command, "from_manifest": from_manifest,
                 "from_running": from_running,

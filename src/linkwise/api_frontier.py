@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from linkwise.cluster.types import Cluster
 from linkwise.plan.fit import Case
-from linkwise.plan.frontier import Seen, frontier, priced
+from linkwise.plan.frontier import Seen, frontier, pairs_of, priced
 from linkwise.plan.frontier_types import Frontier
+from linkwise.plan.search import Promised
 from linkwise.plan.types import Candidate
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Promise:
 
 
 class Beside:
-    """Another process, on a second core: it takes half of a long search, then makes the event loop ready and simulates.
+    """Another process, on a second core: it takes half of a long search, looks at pairs of pools and simulates.
 
     It is split off when it is first given something to do. simulates: whether it is to make the loop ready after that,
     while this process makes the plan of what was found.
@@ -51,6 +52,7 @@ class Beside:
     def __init__(self, *, simulates: bool = False) -> None:
         self._pool: Executor | None = None
         self._simulates = simulates
+        self.pairs: Promised | None = None
 
     def submit(self, work: "Callable[..., Any]", /, *given: Any) -> Promise:
         """Work with what it is given, after what was submitted before."""
@@ -67,6 +69,11 @@ class Beside:
             return Promise(work, given, there)
         except (BrokenExecutor, OSError):  # gone, or no room for it
             return Promise(work, given, None)
+
+    def begin(self, case: Case, seen: list[Seen], price: str, prefill_on: Cluster | None) -> None:
+        """Look at pairs of pools of what a search has seen. Arguments as in `frontier_of`."""
+        prefill = _elsewhere(case, prefill_on)
+        self.pairs = pairs_of(case, seen, price=priced(price), prefill=prefill, other=self)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -98,12 +105,17 @@ def frontier_of(
 
     other: where pairs of pools are looked at and finalists simulated; None = here.
     """
-    prefill = case._replace(cluster=prefill_on) if prefill_on is not None else None
-    found = frontier(case, seen, price=priced(price), prefill=prefill, own=own, other=other)
+    prefill = _elsewhere(case, prefill_on)
+    pairs = None if other is None else other.pairs
+    found = frontier(case, seen, price=priced(price), prefill=prefill, own=own, pairs=pairs)
     if not _simulates():
         return replace(found, notes=(*found.notes, NOT_SIMULATED))
     work = found, case, prefill, bool(price)
     return _simulated(*work) if other is None else other.submit(_simulated, *work).result()
+
+
+def _elsewhere(case: Case, prefill_on: Cluster | None) -> Case | None:
+    return case._replace(cluster=prefill_on) if prefill_on is not None else None
 
 
 def _simulates() -> bool:

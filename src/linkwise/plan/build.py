@@ -42,11 +42,13 @@ def plan(
     replicas: int | None = None,
     seen: Callable[[Layout, Points], None] | None = None,
     other: Other | None = None,
+    searched: Callable[[], None] | None = None,
 ) -> Plan | NoPlan:
     """The smallest group that meets the targets, replicated for the rate; NoPlan when nothing is feasible.
 
     fixed: degrees the user gave. replicas: how many replicas to run (None = what rate or cluster ask for).
-    seen: told of every layout that fits, at its batch sizes. other: a process that takes half of the search.
+    seen: told of every layout that fits, at its batch sizes. other: a process that takes half of the search. searched:
+    called once all of them are told.
     """
     workload = within_length(model, options, workload)
     if replicas is not None and not 1 <= replicas <= cluster.size:
@@ -55,6 +57,8 @@ def plan(
         )
     case = Case(model, cluster, engine, options, workload)
     found = search(model, cluster, engine, options, workload, fixed, replicas, seen=seen, other=other)
+    if searched is not None:
+        searched()
     if not found.candidates and irregular(cluster) and found.considered <= FEW:
         # Another order of ranks may meet what ranks on devices in order do not.
         found = search(model, cluster, engine, options, workload, fixed, replicas, in_best_order(case))

@@ -209,6 +209,8 @@ def _closer(one: Trial, points: Points, settled: Point) -> Points:
             share = (wanted - rates[first - 1]) / (rates[first] - rates[first - 1])
             found = [float(sizes[first - 1] + share * (sizes[first] - sizes[first - 1]))]
         below, above = float(sizes[first - 1]) if first else below, float(sizes[first])
+        if whole and above - below <= 1:
+            break
     sizes = np.unique(np.concatenate([points.sizes, found, [above]]))
     return _points([(one, sizes, one.at(sizes))])[0]
 

@@ -26,7 +26,7 @@ from linkwise.plan.handoff_pools import Side, handover
 from linkwise.plan.ledger import ledger
 from linkwise.plan.operate import MAX_PROMPT_LOAD
 from linkwise.plan.pools import Pool, pool_of
-from linkwise.plan.search import Other, search
+from linkwise.plan.search import Other, Promised, search
 from linkwise.plan.types import Candidate
 from linkwise.workload.types import Targets
 
@@ -78,22 +78,21 @@ def priced(text: str) -> dict[str, float]:
 
 def frontier(
     case: Case, seen: Sequence[Seen], *, price: Mapping[str, float], prefill: Case | None = None,
-    own: Candidate | None = None, other: Other | None = None,
+    own: Candidate | None = None, pairs: Promised | None = None,
 ) -> Frontier:  # fmt: skip
     """The front of a case whose layouts were `seen` by a search, and the choice for its targets.
 
     prefill: model, engine and options as in `case`, on the devices that prefill groups run on. own: what the plan
-    itself chose. other: a process that looks at pairs of pools; None = here. Raises InputError for a price that names
+    itself chose. pairs: what `pairs_of` began; None = they are looked at here. Raises InputError for a price that names
     none of the accelerators.
     """
     names = {c.cluster.accelerator.name for c in (case, prefill) if c}
     if unknown := sorted(set(price) - names - {""}):
         raise InputError(f"{unknown[0]!r}", where="--price", expected="one of " + ", ".join(sorted(names)))
     terms = Terms(case, price, prefill)
-    theirs = None if other is None else other.submit(_separate, terms, seen)
     mixed = [offer for one in seen for offer in _mixed(terms, one)]
     mixed += _with_budgets(terms, list(dict.fromkeys(offer.layout for offer in front(_in_time(terms, mixed)))))
-    separate, notes = _separate(terms, seen) if theirs is None else theirs.result()
+    separate, notes = _separate(terms, seen) if pairs is None else pairs.result()
     offers = front(_in_time(terms, [*mixed, *separate]))[:MOST_SHOWN]
     wanted = case.workload.rate_per_s
     # What meets the targets at the lowest cost need not lie on the front of the figures above, so it joins it.
@@ -111,6 +110,13 @@ def frontier(
         devices=case.cluster.size + (prefill.cluster.size if prefill else 0), notes=notes,
         own=None if own is None else _own(terms, own),
     )  # fmt: skip
+
+
+def pairs_of(
+    case: Case, seen: Sequence[Seen], *, price: Mapping[str, float], prefill: Case | None, other: Other
+) -> Promised:
+    """Pairs of pools of what was seen, looked at in another process while the plan is made of it."""
+    return other.submit(_separate, Terms(case, price, prefill), seen)
 
 
 def _for_rate(terms: Terms, one: Offer, wanted: float) -> Offer | None:

@@ -167,7 +167,7 @@ def _joined(alike: Sequence[Batch], number: int) -> Batch:
     """Batches of the same parts as one of arrays so many times as long. number: the length of each."""
 
     def whole(*values: Num) -> Num:
-        return np.concatenate([np.broadcast_to(np.asarray(one, float), (number,)) for one in values])
+        return np.concatenate([one if np.shape(one) == (number,) else np.full(number, float(one)) for one in values])
 
     parts = tuple(
         Part(whole(*(x.requests for x in same)), whole(*(x.new for x in same)), whole(*(x.context for x in same)),

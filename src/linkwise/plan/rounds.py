@@ -141,7 +141,8 @@ def settled(cases: Sequence[tuple[Lengths, Load]]) -> list[Settled]:
 
 
 def _joined(values: Sequence[Num], sizes: Sequence[int]) -> Num:
-    return np.concatenate([np.broadcast_to(one, (size,)) for one, size in zip(values, sizes, strict=True)])
+    whole = (one if np.shape(one) == (n,) else np.full(n, one) for one, n in zip(values, sizes, strict=True))
+    return np.concatenate(list(whole))
 
 
 def _turn(length: Lengths, load: Load, state: State) -> tuple[State, Settled]:
