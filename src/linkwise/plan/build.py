@@ -18,7 +18,7 @@ from linkwise.plan.fit import Case
 from linkwise.plan.interval import times_label, trust
 from linkwise.plan.memory import within_length
 from linkwise.plan.nearest import changes
-from linkwise.plan.operate import in_flight, operation
+from linkwise.plan.operate import at_work, in_flight, operation
 from linkwise.plan.ordering import FEW, in_best_order, irregular, ordered, subject_of, visible
 from linkwise.plan.placement import naive_grid
 from linkwise.plan.reasons import decisions
@@ -124,6 +124,7 @@ def plan(
             *engine.node_notes(chosen.layout, nodes),
             *_tight(chosen, workload),
             *_unused(chosen, cluster, counted=replicas is not None),
+            *_idle(chosen, workload),
         ),
     )
 
@@ -147,6 +148,20 @@ def _unused(chosen: Candidate, cluster: Cluster, *, counted: bool) -> tuple[str,
     more = f"another replica of {size} would fit: " + ("so many were asked for" if counted else "the load needs none")
     why = more if left >= size else f"fewer than a group of {size}"
     return (f"{left} of {cluster.size} devices are not used: {why}",)
+
+
+def _idle(chosen: Candidate, workload: Workload) -> tuple[str, ...]:
+    """Replicas without a user, or some with fewer than others: what a replica then does is a mean."""
+    users, count, batch = workload.concurrency, chosen.replicas, chosen.point.batch
+    if users is None or workload.rate_per_s is not None or at_work(workload, batch, count) is None:
+        return ()
+    if users < count:
+        return (
+            f"{users} in flight keep {users} of {count} replicas at work, {count - users} idle: rates are the mean",
+        )
+    return (
+        f"{users} in flight are not alike on {count} replicas: times are those of one with {batch}, rates the mean",
+    )
 
 
 def _exactly(case: Case, one: Candidate, found: Found, replicas: int | None) -> Candidate:

@@ -13,7 +13,7 @@ from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
-from linkwise.plan.operate import Operation, Replica, full, operations, replica, seats
+from linkwise.plan.operate import Operation, Replica, at_work, full, operations, replica, seats
 from linkwise.plan.rounds import waiting
 from linkwise.plan.time import Span, spans
 from linkwise.plan.types import Candidate, Ledger, Point, Shortfall
@@ -49,10 +49,13 @@ def crossing(layout: Layout, places: dict[str, Span]) -> str:
 
 
 class Trial(NamedTuple):
-    """A layout that fits, before it is known what it delivers. available: replicas of it. shown: batch sizes it is
-    looked at; sizes: those and some between them. at: what a replica does at other sizes; replica: at `sizes`.
-    seats: requests served at once at most, which those that come at a rate wait for; at and replica have them last.
-    None = nobody waits."""
+    """A layout that fits, before it is known what it delivers.
+
+    replicas: so many run; None = what the load takes. available: replicas that have work, no more than users. shown:
+    batch sizes it is looked at; sizes: those and some between them. at: what a replica does at other sizes; replica:
+    at `sizes`. seats: requests served at once at most, which those that come at a rate wait for; at and replica have
+    them last. None = nobody waits.
+    """
 
     workload: Workload
     layout: Layout
@@ -86,7 +89,9 @@ def evaluate(
     """
     one = trial(model, cluster, engine, options, workload, layout, memory, replicas, places)
     (found, points), *_ = outcomes([one])
-    if not exact or not isinstance(found, Candidate):
+    # Users of a closed loop are at hand whatever they are served at.
+    closed = workload.rate_per_s is None and workload.concurrency is not None
+    if not exact or closed or not isinstance(found, Candidate):
         return found
     return _outcome(one, _closer(one, points, found.point))
 
@@ -152,7 +157,7 @@ def _outcome(one: Trial, points: Points) -> Candidate | Shortfall:
     good = points.meets_tpot & points.meets_ttft
     if not good.any():
         return _missed(points, one.workload, one.places, layout)
-    settled = _settle(points, good, one.available, one.workload)
+    settled = _settle(points, good, one)
     if isinstance(settled, Shortfall):
         return replace(settled, change=settled.change.format(size=layout.size))
     point, max_rate, used = settled
@@ -195,8 +200,9 @@ def _closer(one: Trial, points: Points, settled: Point) -> Points:
 
     Where a rate is asked, requests at hand are a mean, which need not be a whole number.
     """
-    last, wanted = int(np.searchsorted(points.sizes, settled.batch)), settled.rate_per_s
-    whole = one.workload.rate_per_s is None
+    last, whole = int(np.searchsorted(points.sizes, settled.batch)), one.workload.rate_per_s is None
+    idle = at_work(one.workload, settled.batch, one.replicas or one.available)
+    wanted = settled.rate_per_s if idle is None else settled.rate_per_s / idle
     below, above = float(points.sizes[last - 1]) if last else 0.0, float(settled.batch)
     found: list[float] = []
     for _ in range(3):
@@ -215,10 +221,12 @@ def _closer(one: Trial, points: Points, settled: Point) -> Points:
     return _points([(one, sizes, one.at(sizes))])[0]
 
 
-def _settle(
-    points: Points, good: npt.NDArray[np.bool_], available: int, workload: Workload
-) -> tuple[Point, float, int] | Shortfall:
-    """Where a replica settles: the fewest requests at hand that carry its share of the rate, else the best rate."""
+def _settle(points: Points, good: npt.NDArray[np.bool_], one: Trial) -> tuple[Point, float, int] | Shortfall:
+    """Where a replica settles: the fewest requests at hand that carry its share of the rate, else the best rate.
+
+    Its rate is the mean of all that run, those without a user too.
+    """
+    available, workload = one.available, one.workload
     best = int(np.argmax(np.where(good, points.rate, -1.0)))
     max_rate, wanted = float(points.rate[best]), workload.rate_per_s
     used = available if wanted is None else max(1, math.ceil(wanted / max_rate - 1e-9))
@@ -232,9 +240,13 @@ def _settle(
             reason=f"{available} replica(s) sustain {max_rate:.2f} requests/s each within the targets",
             change=f"{used} replicas of {{size}} devices",
         )
+    if one.replicas is not None:  # all that were asked for share the load, also where fewer would carry it
+        used = available
     offered = max_rate if wanted is None else wanted / used
     enough = good & (points.rate >= offered * (1 - 1e-9))
     i = int(np.argmax(enough)) if enough.any() else best
+    share = at_work(workload, math.ceil(points.sizes[i]), one.replicas or used)
+    offered *= 1 if share is None else share
     return (
         Point(
             batch=math.ceil(points.sizes[i]),

@@ -13,6 +13,7 @@ from linkwise.plan.batch import Batch
 from linkwise.plan.ledger import ledger, ledger_figures
 from linkwise.plan.operate import (
     Operation,
+    at_work,
     decode_step,
     mixed_step,
     operation,
@@ -92,9 +93,12 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
         result |= _time_figures(step, group)
     result["tpot_s"] = named("tpot_s", at.tpot, "s")
     result["ttft_s"] = named("ttft_s", at.ttft + _seat(s, at, given), "s")
-    result["rate_per_s"] = named("rate_per_s", at.rate, "requests/s", "one replica, so many requests at hand")
+    share = at_work(s.workload, s.batch, s.replicas, given)
+    rate = at.rate if share is None else at.rate * share
+    note = "one replica, so many requests at hand" if share is None else "the mean of all replicas, idle ones too"
+    result["rate_per_s"] = named("rate_per_s", rate, "requests/s", note)
     replicas = given("replicas", s.replicas, "", "plan")
-    result["deployment_rate_per_s"] = named("deployment_rate_per_s", at.rate * replicas, "requests/s")
+    result["deployment_rate_per_s"] = named("deployment_rate_per_s", rate * replicas, "requests/s")
     return result
 
 

@@ -47,6 +47,21 @@ def in_flight(layout: Layout, options: Options) -> int:
     return options.microbatches or layout.pp
 
 
+def at_work(workload: Workload, batch: int, replicas: int, given: Given = plain) -> Num | None:
+    """Share of what `replicas` with `batch` users each would do that is done where users are too few for that.
+
+    In a closed loop users may be fewer than batch x replicas (Little's law counts users, not seats); at a rate, fewer
+    than replicas. None where nothing idles.
+    """
+    users = workload.concurrency
+    room = replicas * (batch if workload.rate_per_s is None else 1)
+    if users is None or users >= room:
+        return None
+    return given("users", users, "requests", "in flight in all") / given(
+        "room", room, "requests", "were every replica as full as the fullest"
+    )
+
+
 def step_requests(batch: Num, layout: Layout, options: Options, given: Given = plain) -> Num:
     """Requests in one step of one attention replica when the whole replica decodes `batch` requests."""
     parts = layout.dp_attn * in_flight(layout, options)
