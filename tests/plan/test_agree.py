@@ -61,6 +61,15 @@ def test_plans_as_they_are_made_agree(model: str, on: str, settings: File, tmp_p
         (lambda f: f["step_calibration"]["constants"]["layer_us"].update(value=1e4), "figures"),
         (lambda f: f["chosen"]["point"].update(tpot_s=0.001), "chosen.point.tpot_s"),
         (lambda f: f["figures"].update(tpot_s=0.001), "figures.tpot_s"),
+        (lambda f: f["chosen"]["point"].update(rate_per_s=9.0), "chosen.point.rate_per_s"),
+        (lambda f: f["chosen"].update(max_rate_per_s=99.0), "chosen.max_rate_per_s"),
+        (lambda f: f["chosen"].update(replicas=7), "chosen.replicas"),
+        (lambda f: f["chosen"].update(group_size=8), "chosen.group_size"),
+        (lambda f: f["decode_time"].update(step_s=0.001), "decode_time.step_s"),
+        (lambda f: f["prefill_time"].update(comm_s=0.5), "prefill_time.comm_s"),
+        (lambda f: f["decode_time"]["parts"].update(mlp=0.5), "decode_time.parts"),
+        (lambda f: f["step_calibration"]["spreads"]["tpot_outside"].update(low=0.0, high=0.0), "trust.tpot.low_s"),
+        (lambda f: f["trust"]["ttft"].update(high_s=0.5), "trust.ttft.high_s"),
     ],
 )
 def test_a_changed_field_is_named(saved: Path, tmp_path: Path, change: Callable[[File], None], field: str) -> None:
@@ -89,6 +98,14 @@ def test_a_degree_that_was_edited_is_told_from_the_number_of_replicas(saved: Pat
         check(replace(made, layout=replace(made.layout, tp=3)), "p.json")
     with pytest.raises(InputError, match="rank_grid: 1 rows; expected 2 rows, one a replica"):
         check(replace(made, rank_grid=made.rank_grid[:1]), "p.json")
+
+
+def test_the_choice_of_a_front_is_one_of_its_offers(saved: Path, tmp_path: Path) -> None:
+    file = json.loads(saved.read_text())
+    file["frontier"] = {"offers": [], "choice": 99, "tried": 1, "devices": 8}
+    (tmp_path / "edited.json").write_text(json.dumps(file))
+    with pytest.raises(InputError, match=r"field frontier.choice: 99; expected an index into frontier.offers"):
+        package.load(tmp_path / "edited.json")
 
 
 def test_a_plan_of_another_version_is_let_pass(saved: Path) -> None:

@@ -8,10 +8,12 @@ from linkwise.core.errors import InputError
 from linkwise.core.quantity import value_of
 from linkwise.engine.base import Resolved
 from linkwise.plan.engine_of import engine_of
+from linkwise.plan.evaluate import evaluate
 from linkwise.plan.explain import subject
-from linkwise.plan.figures import figures
+from linkwise.plan.figures import figures, step_times
+from linkwise.plan.interval import trust
 from linkwise.plan.ledger import ledger
-from linkwise.plan.types import Ledger, Plan
+from linkwise.plan.types import Candidate, Ledger, Plan
 
 _CLOSE = 1e-9
 # Of all replicas, whose number is nobody's input: a program may ask for a plan with more of them.
@@ -43,6 +45,41 @@ def agree(plan: Plan, where: str) -> None:
     for name in ("tpot_s", "ttft_s"):
         if name in found:
             _same(where, f"chosen.point.{name}", getattr(plan.chosen.point, name), found[name])
+    _timed(plan, where)
+    settled = _settled(plan, memory)
+    if settled is not None:
+        _same(where, "chosen.max_rate_per_s", plan.chosen.max_rate_per_s, settled.max_rate_per_s)
+        point = plan.chosen.point
+        for name in ("rate_per_s", "tokens_per_s", *(("at_hand",) if point.at_hand else ())):
+            _same(where, f"chosen.point.{name}", getattr(point, name), getattr(settled.point, name))
+
+
+def _timed(plan: Plan, where: str) -> None:
+    """Steps, and how far their times can be trusted."""
+    about, point = subject(plan), plan.chosen.point
+    case = about.model, about.cluster, about.engine, about.workload
+    given = step_times(about)
+    for step, stored, now in zip(
+        ("decode_time", "prefill_time"), (plan.decode_time, plan.prefill_time), given, strict=True
+    ):
+        for name in ("batch", "step_s", "compute_s", "comm_s", "host_s", "bubble"):
+            _same(where, f"{step}.{name}", getattr(stored, name), getattr(now, name))
+        for name in sorted(stored.parts.keys() | now.parts.keys()):
+            _same(where, f"{step}.parts.{name}", stored.parts.get(name), now.parts.get(name))
+    sure = trust(point.tpot_s, point.ttft_s, *case, point.batch)
+    for name in ("tpot", "ttft"):
+        own, known = getattr(plan.trust, name, None), getattr(sure, name)
+        for end in ("low_s", "high_s"):
+            _same(where, f"trust.{name}.{end}", getattr(own, end, None), getattr(known, end, None))
+
+
+def _settled(plan: Plan, memory: Ledger) -> Candidate | None:
+    """Where the layout settles; None where a target is missed on the devices that the ranks lie on."""
+    about = subject(plan)
+    case = about.model, about.cluster, about.engine, about.options, about.workload
+    count = plan.chosen.replicas  # a program may ask for a plan with more of them
+    found = evaluate(*case, plan.layout, memory, count, about.places, exact=True)
+    return found if isinstance(found, Candidate) else None
 
 
 def _recomputed(plan: Plan) -> tuple[Resolved, Ledger, dict[str, Any]]:

@@ -11,21 +11,19 @@ from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.choose import choose, resource_rank, rule
-from linkwise.plan.collectives import bubble
 from linkwise.plan.evaluate import Points, evaluate
-from linkwise.plan.figures import batches, figures, ops_of, prefill_seconds, textbook_figures
+from linkwise.plan.figures import batches, figures, ops_of, step_times, textbook_figures
 from linkwise.plan.fit import Case
 from linkwise.plan.interval import times_label, trust
 from linkwise.plan.memory import within_length
 from linkwise.plan.nearest import changes
-from linkwise.plan.operate import at_work, in_flight, operation
+from linkwise.plan.operate import at_work
 from linkwise.plan.ordering import FEW, in_best_order, irregular, ordered, subject_of, visible
 from linkwise.plan.placement import naive_grid
 from linkwise.plan.reasons import decisions
 from linkwise.plan.search import Found, Other, search
 from linkwise.plan.step import freeze
-from linkwise.plan.time import GroupTime
-from linkwise.plan.types import Candidate, NoPlan, Plan, Rejection, StepTime
+from linkwise.plan.types import Candidate, NoPlan, Plan, Rejection
 from linkwise.workload.types import Workload
 
 # Of the rate a replica sustains. Beyond it the closed form misses the simulator by 10 to 50 % in TPOT (docs/plan.md).
@@ -82,7 +80,7 @@ def plan(
     count, nodes = chosen.replicas, -(-chosen.layout.size // cluster.devices_per_node)
     together, apart = engine.together(count, chosen.layout, cluster.devices_per_node)
     ops = {name: freeze(ops_of(about, batch)) for name, batch in batches(about).items()}
-    at = operation(model, chosen.layout, engine, cluster, workload, options, chosen.point.batch, about.places)
+    decode_time, prefill_time = step_times(about)
     return Plan(
         version=__version__,
         facts={"engine": f"{engine.name} {engine.version}", "constants": cluster.constants.label},
@@ -104,8 +102,8 @@ def plan(
         prefill=ops["prefill"],
         decode=ops["decode"],
         mixed=ops["mixed"],
-        decode_time=_step_time(at.decode, chosen.point.batch, chosen.layout, options),
-        prefill_time=_step_time(prefill_seconds(about), 1, chosen.layout, options),
+        decode_time=decode_time,
+        prefill_time=prefill_time,
         chosen=chosen,
         runner_up=runner_up,
         rejected=found.rejected,
@@ -191,19 +189,6 @@ def _notes(model: Model, cluster: Cluster, engine: Engine, warnings: tuple[str, 
         label += " constants: roofline and latency from the hardware catalogue"
     times = (f"times rest on {label}",)
     return model.notes + cluster.notes + warnings + unsupported + times
-
-
-def _step_time(group: GroupTime, batch: int, layout: Layout, options: Options) -> StepTime:
-    busiest = max(group.stages, key=lambda s: float(s.step))
-    return StepTime(
-        batch=batch,
-        step_s=float(group.token),
-        compute_s=float(sum(s.compute for s in group.stages)),
-        comm_s=float(sum(s.comm for s in group.stages)),
-        host_s=float(sum(s.host for s in group.stages)),
-        bubble=float(bubble(layout.pp, in_flight(layout, options))),
-        parts={name: float(part) for name, part in busiest.parts.items()},
-    )
 
 
 def _none(

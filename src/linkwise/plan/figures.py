@@ -10,11 +10,13 @@ from linkwise.core.quantity import Given, Num, named, plain, times, total, value
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.batch import Batch
+from linkwise.plan.collectives import bubble
 from linkwise.plan.ledger import ledger, ledger_figures
 from linkwise.plan.operate import (
     Operation,
     at_work,
     decode_step,
+    in_flight,
     mixed_step,
     operation,
     prefill_step,
@@ -24,7 +26,7 @@ from linkwise.plan.operate import (
 from linkwise.plan.rounds import waiting
 from linkwise.plan.step import step_ops
 from linkwise.plan.time import GroupTime, Span, group_seconds, op_seconds, place_of, worst_spans
-from linkwise.plan.types import Op
+from linkwise.plan.types import Op, StepTime
 from linkwise.workload.types import Workload
 
 
@@ -70,6 +72,25 @@ def prefill_seconds(s: Subject, given: Given = plain) -> GroupTime:
     """One prompt chunk alone."""
     step = batches(s, given)["prefill"]
     return group_seconds(s.model, s.layout, s.engine, s.cluster, step, s.options, s.places, given=given)
+
+
+def step_times(s: Subject) -> tuple[StepTime, StepTime]:
+    """A decode step of the batch, and a prompt chunk."""
+    at = operation(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, s.batch, s.places)
+    return _step_time(s, at.decode, s.batch), _step_time(s, prefill_seconds(s), 1)
+
+
+def _step_time(s: Subject, group: GroupTime, batch: int) -> StepTime:
+    busiest = max(group.stages, key=lambda stage: float(stage.step))
+    return StepTime(
+        batch=batch,
+        step_s=float(group.token),
+        compute_s=float(sum(stage.compute for stage in group.stages)),
+        comm_s=float(sum(stage.comm for stage in group.stages)),
+        host_s=float(sum(stage.host for stage in group.stages)),
+        bubble=float(bubble(s.layout.pp, in_flight(s.layout, s.options))),
+        parts={name: float(part) for name, part in busiest.parts.items()},
+    )
 
 
 def figures(s: Subject, given: Given = plain) -> dict[str, Num]:

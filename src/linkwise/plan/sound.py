@@ -18,6 +18,14 @@ def check(plan: Plan, where: str) -> None:
     _check_grid(plan, where)
     if plan.chosen.layout != plan.layout:
         _refuse(where, "chosen.layout", str(plan.chosen.layout), str(plan.layout))
+    for name, stated, own in (
+        ("replicas", plan.chosen.replicas, plan.replicas), ("group_size", plan.chosen.group_size, plan.layout.size)
+    ):  # fmt: skip
+        if stated != own:
+            _refuse(where, f"chosen.{name}", str(stated)[:40], f"{own}, as the plan has")
+    front = plan.frontier
+    if front is not None and front.choice is not None and not 0 <= front.choice < len(front.offers):
+        _refuse(where, "frontier.choice", str(front.choice)[:40], "an index into frontier.offers, or none")
     if not 1 <= plan.chosen.point.batch <= _MOST_BATCH:
         _refuse(where, "chosen.point.batch", str(plan.chosen.point.batch)[:40], f"1..{_MOST_BATCH}")
     if not plan.ledger.ranks or not 0 <= plan.ledger.tightest < len(plan.ledger.ranks):
