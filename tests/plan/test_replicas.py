@@ -89,3 +89,20 @@ def test_the_cost_is_that_of_the_replicas_at_what_they_do() -> None:
     tokens = 4 / (point.ttft_s + 199 * point.tpot_s) * 200
     assert own.usd_per_Mtoken == pytest.approx(16 / 3600 / tokens * 1e6)
     assert own.usd_per_Mtoken == pytest.approx(7.5, rel=0.01)
+
+
+def test_more_replicas_than_the_devices_hold_are_the_reason_that_is_given() -> None:
+    """32 devices hold eight groups of 4; 1.68 requests/s a group inside the targets: two of them carry 3/s."""
+    none = linkwise.plan("llama-3.3-70b", replicas=9, **RATE)
+    assert isinstance(none, linkwise.NoPlan)
+    assert none.nearest.layout.tp == 4
+    assert none.nearest.shortfall.reason == "9 replicas of 4 devices are more than 32 devices"
+    assert none.changes == ("fewer replicas: 2 x (tp4) carry the load, 8 fit the devices",)
+    none = linkwise.plan("llama-3.3-70b", tp=4, pp=1, cp=1, dp_attn=1, dcp=1, replicas=1, **RATE)
+    assert isinstance(none, linkwise.NoPlan)
+    assert none.nearest.shortfall.resource == "rate"
+    assert none.changes[0] == "more replicas: 2 x (tp4) carry the load, 8 fit the devices"
+    assert none.changes[1].startswith("a rate of 1.68/s: 1 x (tp4) carry it")
+    none = linkwise.plan("llama-3.1-8b", "4xh100-sxm", tp=2, replicas=4)
+    assert isinstance(none, linkwise.NoPlan)
+    assert none.changes == ("fewer replicas: 2 x (tp2) fit the devices",)

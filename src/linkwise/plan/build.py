@@ -61,7 +61,7 @@ def plan(
         # Another order of ranks may meet what ranks on devices in order do not.
         found = search(model, cluster, engine, options, workload, fixed, replicas, in_best_order(case))
     if not found.candidates:
-        return _none(model, cluster, engine, options, workload, fixed or {}, found)
+        return _none(case, fixed or {}, replicas, found)
     best, second = choose(found.candidates, workload, cluster)
     memory = found.ledgers[found.candidates.index(best)]
     chosen = _exactly(case, best, found, replicas)
@@ -191,17 +191,15 @@ def _notes(model: Model, cluster: Cluster, engine: Engine, warnings: tuple[str, 
     return model.notes + cluster.notes + warnings + unsupported + times
 
 
-def _none(
-    model: Model,
-    cluster: Cluster,
-    engine: Engine,
-    options: Options,
-    workload: Workload,
-    fixed: dict[str, int],
-    found: Found,
-) -> NoPlan:
+def _none(case: Case, fixed: dict[str, int], replicas: int | None, found: Found) -> NoPlan:
     """Which resource is short, in the layout that came nearest, and what would help."""
+    model, cluster, engine, options, workload = case
+    # Another number of replicas, where that is all that is wrong with the one asked for.
+    free = search(*case, fixed).candidates if replicas is not None else ()
+    counted = choose(free, workload, cluster)[0] if free else None
     nearest = max(found.rejected, key=_nearness)
+    if counted is not None:
+        nearest = next(r for r in found.rejected if r.layout == counted.layout)
     return NoPlan(
         model=model,
         cluster=cluster,
@@ -212,7 +210,7 @@ def _none(
         considered=found.considered,
         nearest=nearest,
         rejected=found.rejected,
-        changes=changes(model, cluster, engine, options, workload, fixed, nearest),
+        changes=changes(case, fixed, replicas, nearest, counted),
         notes=_notes(model, cluster, engine, ()),
     )
 

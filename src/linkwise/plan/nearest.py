@@ -7,11 +7,10 @@ from msgspec.structs import replace
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.units import show_time
-from linkwise.engine.base import Engine, Options
 from linkwise.model import quant
 from linkwise.model.types import Model
 from linkwise.plan import fit
-from linkwise.plan.choose import choose
+from linkwise.plan.choose import choose, has_load
 from linkwise.plan.ledger import ledger
 from linkwise.plan.search import search
 from linkwise.plan.types import Candidate, Rejection
@@ -22,33 +21,39 @@ _MEMORY = {"weights", "workspace", "device memory", "kv", "kv concurrency"}
 
 
 def changes(
-    model: Model,
-    cluster: Cluster,
-    engine: Engine,
-    options: Options,
-    workload: Workload,
-    fixed: dict[str, int],
-    nearest: Rejection,
+    case: fit.Case, fixed: dict[str, int], replicas: int | None, nearest: Rejection, counted: Candidate | None = None
 ) -> tuple[str, ...]:
-    """The smallest changes that would make a plan feasible, most useful first."""
+    """The smallest changes that would make a plan feasible, most useful first.
+
+    replicas: so many as were asked for. counted: what is feasible with another number of them.
+    """
+    model, cluster, engine, options, workload = case
     short = nearest.shortfall
     if short.resource in _MEMORY:
-        case = fit.Case(model, cluster, engine, options, workload)
         memory = ledger(model, cluster, engine, nearest.layout, options, workload)
         return fit.nearest(case, fit.Tried(nearest.layout, memory), chosen=bool(fixed))
-    if short.resource == "legality":
-        return (short.change,) if short.change else ()
 
     def best(what: Model, load: Workload) -> Candidate | None:
-        found = search(what, cluster, engine, options, load, fixed).candidates
+        found = search(what, cluster, engine, options, load, fixed, replicas).candidates
         return choose(found, load, cluster)[0] if found else None
 
-    offers = [_as_it_is(best, model, workload), _narrower(best, model, workload), _looser(best, model, workload)]
+    offers = [_another_number(counted, replicas, workload, cluster)] if counted is not None else []
+    if short.resource == "legality":
+        return tuple(text for text in (*offers, short.change) if text)
+    offers += [_as_it_is(best, model, workload), _narrower(best, model, workload), _looser(best, model, workload)]
     if short.resource == "rate":
         offers.append(_more_devices(best, model, workload, cluster))
     elif short.change:
         offers.append(short.change)
     return tuple(text for text in offers if text)
+
+
+def _another_number(one: Candidate, asked: int | None, workload: Workload, cluster: Cluster) -> str:
+    """How many replicas carry the load, and how many the devices hold."""
+    most, word = cluster.size // one.group_size, "fewer" if (asked or 0) > one.replicas else "more"
+    if not has_load(workload):
+        return f"{word} replicas: {most} x ({one.layout}) fit the devices"
+    return f"{word} replicas: {one.replicas} x ({one.layout}) carry the load, {most} fit the devices"
 
 
 def _as_it_is(best: Best, model: Model, workload: Workload) -> str:
