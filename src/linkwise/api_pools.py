@@ -3,6 +3,7 @@
 They are made of the words a plan was asked for with, so that they run as they stand.
 """
 
+import math
 import os
 import shlex
 from typing import Any
@@ -62,9 +63,17 @@ def _started(
         return ()
     sides = {f"{name}_{degree}": getattr(x, degree) for name, x in layouts.items() for degree in ("tp", "pp")}
     said = {"engine": _word(today.get("engine")), "prompt": workload.isl_tokens, **sides, "osl": workload.osl_tokens}
-    said |= {name: kept.get(name) for name in _OF_HANDOFF} | {"rate": f"{one.rate_per_s:.4g}/s"} | _targets(workload)
+    said |= {name: kept.get(name) for name in _OF_HANDOFF} | {"rate": f"{_served(one):.10g}/s"} | _targets(workload)
     words = ["linkwise", "handoff", _word(model), "--on", _word(on), *_options(said), "-o", "pair.json"]
-    return shlex.join(words), shlex.join(["linkwise", "launch", "pair.json"])
+    return shlex.join(words), shlex.join(["linkwise", "launch", "pair.json", "-o", "pools"])
+
+
+def _served(one: Offer) -> float:
+    """The rate asked for; at full load four digits of what is served, and no more than that."""
+    if one.for_rate_per_s is not None:
+        return one.for_rate_per_s
+    digit = 10.0 ** (math.floor(math.log10(one.rate_per_s)) - 3)
+    return math.floor(one.rate_per_s / digit * (1 + 1e-12)) * digit
 
 
 def _lengths(workload: Workload) -> Given:

@@ -309,3 +309,29 @@ def test_the_plan_s_own_times_feed_the_verdict() -> None:
     assert found.prefill_groups + 4 * found.decode_groups <= 16
     with pytest.raises(InputError, match="does not fit"):
         pool_of(load_model("llama-3.1-405b"), cluster, engine, one, workload, Options())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranks=st.tuples(st.integers(1, 8), st.integers(1, 8)), devices=st.integers(2, 40), ttft=st.floats(0.15, 3),
+    last=st.floats(0.011, 0.3), exposed=st.floats(0, 0.05), output=st.integers(5, 2000),
+)  # fmt: skip
+def test_whole_pools_are_the_best_of_every_split_and_batch(ranks, devices, ttft, last, exposed, output) -> None:
+    """Against every split and batch, one by one. M/D/1: a prompt of 0.1 s waits load / (2 (1 - load)) x 0.1 s."""
+    prefill, decode = FLAT, Pool(ranks=ranks[1], prefill_s=0.1, steps=((1, 0.01), (24, last)))
+    prefill = msgspec.structs.replace(prefill, ranks=ranks[0])
+    q = ask(devices=devices, output_tokens=output, prefill=prefill, decode=decode, ttft_s=ttft, exposed_s=exposed)
+    best = 0.0
+    for prompts in range(1, devices // ranks[0] + 1):
+        answers = (devices - prompts * ranks[0]) // ranks[1]
+        for batch in range(1, 25):
+            step = decode.step(batch)
+            slack = ttft - 0.1 - exposed - step
+            if slack > 0 and answers > 0:
+                busy = min(slack / (slack + 0.05), 0.9)
+                best = max(best, min(prompts * busy / 0.1, answers * batch / (output * step)))
+    found = verdict(q)
+    assert found.disaggregated_per_s == pytest.approx(best)
+    if best:
+        at, under = (verdict(msgspec.structs.replace(q, rate_per_s=x * best)).supply for x in (1.001, 0.999))
+        assert (at.serves, under.serves) == (False, True)

@@ -30,6 +30,7 @@ from linkwise.plan.handoff import HandoffOptions, handoff
 from linkwise.plan.handoff_flip import break_even
 from linkwise.plan.handoff_supply import Supply, supply
 from linkwise.plan.operate import MAX_PROMPT_LOAD
+from linkwise.plan.pool_loads import loads_of, seconds_of, whole_pools
 from linkwise.plan.pools import Pool, Question, pool_of
 from linkwise.workload.types import Workload
 
@@ -136,14 +137,9 @@ def _mixed_rate(q: Question, batch: int, given: Given) -> Num:
 
 
 def _flow(
-    q: Question, prefill: Pool, decode: Pool, exposed: Num, link: Num | None, tag: str, given: Given
-) -> _Flow | None:
-    """Costs of a request in two pools, each at the best load its target allows."""
-    batches, steps = decode.table()
-    good = steps <= (q.tpot_s or np.inf)
-    if not good.any():
-        return None
-    batch = int(batches[np.argmax(np.where(good, batches / steps, -1.0))])
+    q: Question, prefill: Pool, decode: Pool, batch: int, exposed: Num, link: Num | None, tag: str, given: Given
+) -> _Flow:
+    """Costs of a request in two pools at a decode batch inside the targets, prompts at the best load theirs allows."""
     step = given(
         f"step.{tag}", decode.step(batch), "s", f"decode step of {batch} requests, {decode.label}".rstrip(", ")
     )
@@ -155,8 +151,6 @@ def _flow(
         alone = given(f"prefill.{tag}", prefill.prefill_s, "s", "one prompt from start to end")
         target = given("ttft", q.ttft_s, "s", "target")
         slack = named(f"slack.{tag}", target - alone - exposed - step, "s", "left for queueing")
-        if value_of(slack) <= 0:
-            return None
         # M/D/1: wait = load / (2 (1 - load)) x a prompt from start to end, so at this load prompts wait just the slack.
         load = named(f"load.{tag}", minimum(2 * slack / (alone + 2 * slack), MAX_PROMPT_LOAD), "", "share of time busy")
     cost = named(f"prefill_cost.{tag}", prompt / load, "s", "group time of a request, slack for the target included")
@@ -188,30 +182,39 @@ def _waterfall(q: Question, given: Given) -> _Steps:
     if batch and groups:
         count = given("groups", groups, "groups", "whole mixed groups")
         mixed = named("mixed", count * _mixed_rate(q, batch, given), "requests/s")
-    same = _flow(q, q.mixed, q.mixed, 0, None, "same", given)
+    mixed_only = msgspec.structs.replace(q, prefill=q.mixed, decode=q.mixed)
+    same = _leanest(mixed_only, 0.0, None, "same", given)
     apart = named("apart", groups / (same.prefill_s + same.decode_s), "requests/s") if same and groups else none
-    own = _flow(q, q.prefill, q.decode, 0, None, "own", given)
+    own = _leanest(q, 0.0, None, "own", given)
     fitted = named("fitted", devices / _device_seconds(q, own), "requests/s") if own else none
     exposed = given("exposed", q.exposed_s, "s", "handoff time prefill does not hide")
     link = None if q.link_rate_per_s is None else given("link", q.link_rate_per_s, "1/s", q.limiting_link or "route")
-    flow = _flow(q, q.prefill, q.decode, exposed, link, "moved", given)
+    flow = _leanest(q, exposed, link, "moved", given)
     if flow is None:
         return _Steps(mixed, apart, fitted, none, none, none, batch, None, (0, 0))
     moved = named("moved", devices / _device_seconds(q, flow), "requests/s", "whole groups not yet asked for")
     mended = named("mended", moved + _recovery(q, mixed, batch, moved, flow, given), "requests/s")
-    best, pools = 0.0, (0, 0)
-    for count in range(1, q.devices // q.prefill.ranks + 1):
-        others = (q.devices - count * q.prefill.ranks) // q.decode.ranks
-        rate = min(count / value_of(flow.prefill_s), others / value_of(flow.decode_s))
-        if rate > best:
-            best, pools = rate, (count, others)
-    if not pools[0]:
-        return _Steps(mixed, apart, fitted, moved, mended, none, batch, flow, pools)
-    paired = balance(pools[0], flow.prefill_s, pools[1], flow.decode_s).rate
+    loads = loads_of(q, q.prefill, q.decode, q.exposed_s, q.link_rate_per_s)
+    at, *pools = whole_pools(q, loads)
+    if not at:
+        return _Steps(mixed, apart, fitted, moved, mended, none, batch, flow, (0, 0))
+    # Whole groups may be served best at another batch: where prompts are short of groups, a smaller one.
+    best = _flow(q, q.prefill, q.decode, at, exposed, link, "whole", given) if at != flow.batch else flow
+    paired = balance(pools[0], best.prefill_s, pools[1], best.decode_s).rate
     whole = named(
         "disaggregated", mended * paired / moved, "requests/s", f"{pools[0]} prefill and {pools[1]} decode groups"
     )
-    return _Steps(mixed, apart, fitted, moved, mended, whole, batch, flow, pools)
+    return _Steps(mixed, apart, fitted, moved, mended, whole, batch, best, (pools[0], pools[1]))
+
+
+def _leanest(q: Question, exposed: Num, link: Num | None, tag: str, given: Given) -> _Flow | None:
+    """The batch with the fewest device-seconds a request; None where no batch meets the targets."""
+    limit = None if link is None else float(value_of(link))
+    loads = loads_of(q, q.prefill, q.decode, float(value_of(exposed)), limit)
+    if not len(loads.batches):
+        return None
+    batch = int(loads.batches[np.argmin(seconds_of(q, loads))])
+    return _flow(q, q.prefill, q.decode, batch, exposed, link, tag, given)
 
 
 def _device_seconds(q: Question, flow: _Flow) -> Num:

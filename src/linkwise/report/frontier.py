@@ -77,8 +77,10 @@ def _cost(one: Offer) -> str:
 def _files(found: Frontier) -> list[str]:
     """How separate pools become plan files, and how they are simulated and started."""
     said: list[str] = [Verbatim(f"{'' if at else 'pools':<11}{line}") for at, line in enumerate(found.commands)]
+    if found.commands:
+        said.append("           each file alone says what such groups deliver without the other pool")
     if found.commands and not any(line.startswith("linkwise launch") for line in found.commands):
-        said.append("           linkwise launch starts pools of tp and pp alone, on one cluster: not these")
+        said.append("           no command starts these: launch takes pools of tp and pp alone, on one cluster")
     return said
 
 
