@@ -23,13 +23,16 @@ _MAX_BYTES = 64 * 2**20
 def page_of(plan: "FilePath | Plan", *beside: "FilePath") -> Page:
     """The page of a plan (value or file). beside: a handoff, traffic, findings, a lab's counts, and evidence of a run.
 
-    Raises InputError for what is no plan, for two handoffs or findings, and for paths that do not exist.
+    Raises InputError for what is no plan, for two handoffs or findings, for a handoff on another cluster, and for paths
+    that do not exist.
     """
     from linkwise.answers import plan_of
     from linkwise.api_diagnose import collect
     from linkwise.api_handoff import explain_handoff
+    from linkwise.report.page import others
     from linkwise.report.page.data import page_data
 
+    made = plan_of(plan)
     handoffs: list[Path] = []
     findings: list[Path] = []
     traffics: list[Path] = []
@@ -43,16 +46,17 @@ def page_of(plan: "FilePath | Plan", *beside: "FilePath") -> Page:
     if labs and not evidence:
         raise InputError("a lab without traces", where="report", expected="the traces of the run in it, too")
     found: Evidence | None = collect(tuple(evidence)) if evidence else None
+    said = {path: f": {'; '.join(words)}" for path in handoffs if handoff and (words := others.unlike(handoff, made))}
     kinds = (("handoff", handoffs), ("traffic", traffics), ("findings", findings), ("lab", labs))
     return page_data(
-        plan_of(plan),
+        made,
         handoff=handoff,
         handoff_chains={path: explain_handoff(handoff, path).chain for path in handoff.figures} if handoff else None,
         traffics=[(path.name, _read(path, Traffic)) for path in traffics],
         findings=_read(one, Findings) if (one := _one(findings, "diagnosis")) else None,
         evidence=found,
         lab=_read(one, LabResult) if (one := _one(labs, "lab")) else None,
-        used=[f"{path.name}: {kind}" for kind, paths in kinds for path in paths],
+        used=[f"{path.name}: {kind}{said.get(path, '')}" for kind, paths in kinds for path in paths],
     )
 
 

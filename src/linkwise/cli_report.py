@@ -20,31 +20,42 @@ def report(
             metavar="[FILE...]",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="the page, such as report.html")] = Path("report.html"),
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="the page; left out: report.html, or none with --json")
+    ] = None,
     *,
     json: Annotated[
         bool,
-        typer.Option("--json", help="write the page's data as JSON, no page", rich_help_panel="Output"),
+        typer.Option("--json", help="print the page's data, and nothing else", rich_help_panel="Output"),
     ] = False,
 ) -> int:
     """The plan as a page: one file that opens anywhere, every figure with its chain."""
     from linkwise.api_report import page_of
-    from linkwise.core.schema import encode_json
 
+    to = output or (None if json else Path("report.html"))
+    if to is not None:
+        _check(to)
     page = page_of(kept("plan") if source == "plan:" else source, *(beside or ()))
-    if json:
-        write_bytes(output, encode_json(page))
-    else:
+    if to is not None:
         from linkwise.report.page.html import html
         from linkwise.report.page.library import library
 
-        write_bytes(output, html(page, library()).encode())
-    if not output.is_file():
-        raise InputError("is no file that can be opened later", where=str(output), expected="a file")
+        write_bytes(to, html(page, library()).encode(), regular=True)
     for said in page.used:
         streams.say(f"beside the plan: {said}")
-    print_blocks([f"{output}: {page.title}"])
+    if json:
+        cli_base.print_json(page)
+    else:
+        print_blocks([f"{to}: {page.title}"])
     return 0
+
+
+def _check(to: Path) -> None:
+    """Refuse early what will be no file that can be opened later."""
+    if str(to) == "-":
+        raise InputError("is no file", where="-o -", expected="the page's file, or --json for its data on the screen")
+    if not to.parent.is_dir():
+        raise InputError("cannot be written: no such folder", where=str(to), expected="a folder that is there")
 
 
 def ui(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from linkwise.cluster.links import links
 from linkwise.core.errors import InputError
 from linkwise.plan import handoff_types
+from linkwise.plan.handoff_pair import Pair
 from linkwise.plan.handoff_types import Handoff
 from linkwise.plan.traffic_types import LinkLoad, Part, Traffic
 from linkwise.plan.types import Plan
@@ -20,6 +21,25 @@ def handoff(found: Handoff, plan: Plan) -> Counted:
     busiest = max(loads, key=lambda one: one.busy_s, default=None)
     # A request's bytes cross in the time between two requests.
     return Counted(HANDOFF, 1, 1 / found.rate_per_s, loads, busiest.name if busiest else "")
+
+
+def unlike(found: Pair, plan: Plan) -> tuple[str, ...]:
+    """What a handoff was planned for otherwise than the plan, in words. Raises InputError for another cluster."""
+    own, other = plan.cluster, found.cluster
+    if (own.name, own.size, own.devices_per_node) != (other.name, other.size, other.devices_per_node):
+        raise InputError(
+            f"a handoff on {other.name[:80]}, {other.size} devices", where="handoff",
+            expected=f"one on the plan's cluster, {own.name}, {own.size} devices",
+        )  # fmt: skip
+    asks = plan.workload
+    pairs = (
+        (f"{found.engine} {found.engine_version}", f"{plan.engine} {plan.engine_version}"),
+        (f"prompts of {found.prompt_tokens} tokens", f"prompts of {asks.isl_tokens} tokens"),
+        (f"answers of {found.output_tokens} tokens", f"answers of {asks.osl_tokens} tokens"),
+        (f"{found.rate_per_s:g} requests/s", f"{asks.rate_per_s:g} requests/s" if asks.rate_per_s else "no rate"),
+    )
+    said = tuple(f"it is for {theirs}, the plan for {ours}" for theirs, ours in pairs if theirs != ours)
+    return said if own == other else ("its links have other figures than the plan's", *said)
 
 
 def traffic(name: str, found: Traffic, over_s: float, plan: Plan) -> Counted:
