@@ -25,25 +25,31 @@ def launch(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="folder for commands, scripts and deployment.json")
     ] = None,
-    engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm or dynamo; left out: the plan's")] = "",
+    engine: Annotated[str | None, typer.Option(help="vllm, sglang, trtllm or dynamo; left out: the plan's")] = None,
     *,
-    weights: Annotated[str, typer.Option(help="model folder on the nodes; left out: the plan's model by name")] = "",
-    name: Annotated[str, typer.Option(help="the model's name in the API; left out: the plan's")] = "",
-    multi_node: Annotated[str, typer.Option(help="native (unless said otherwise), ray or slurm", metavar="KIND")] = "",
+    weights: Annotated[
+        str | None, typer.Option(help="model folder on the nodes; left out: the plan's model by name")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="the model's name in the API; left out: the plan's")] = None,
+    multi_node: Annotated[
+        str | None, typer.Option(help="native (unless said otherwise), ray or slurm", metavar="KIND")
+    ] = None,
     hosts: Annotated[
-        str, typer.Option(help="addresses of the nodes, in the plan's order; left out: hosts.env", metavar="A,B,...")
-    ] = "",
-    interface: Annotated[str, typer.Option(help="network interface for rendezvous, such as eth0")] = "",
+        str | None,
+        typer.Option(help="addresses of the nodes, in the plan's order; left out: hosts.env", metavar="A,B,..."),
+    ] = None,
+    interface: Annotated[str | None, typer.Option(help="network interface for rendezvous, such as eth0")] = None,
     router: Annotated[
-        str, typer.Option(help="in front: engine (its own, before several groups) or linkwise", metavar="KIND")
-    ] = "",
+        str | None, typer.Option(help="in front: engine (its own, before several groups) or linkwise", metavar="KIND")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="where requests go, on the first node; left out: 8000")] = None,
     data_parallel: Annotated[
         bool, typer.Option("--data-parallel", help="vllm: the replicas as data-parallel ranks of one server")
     ] = False,
     engine_args: Annotated[
-        str, typer.Option(help="words added to every engine command; the layout stays the plan's", metavar="WORDS")
-    ] = "",
+        str | None,
+        typer.Option(help="words added to every engine command; the layout stays the plan's", metavar="WORDS"),
+    ] = None,
     start: Annotated[
         bool, typer.Option("--start", help="start it on this machine, route, watch, and stop", rich_help_panel=_START)
     ] = False,
@@ -51,39 +57,42 @@ def launch(
         bool, typer.Option("--route", help="route and watch what start.sh has started", rich_help_panel=_START)
     ] = False,
     on_fault: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="retry (unless said otherwise), restart or reject: requests of a lost group", rich_help_panel=_START
         ),
-    ] = "",
+    ] = None,
     timeout: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="a group without a token for so long is lost; left out: 30s", rich_help_panel=_START, metavar="TIME"
         ),
-    ] = "",
+    ] = None,
     start_timeout: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="how long a group may take until it serves; routers wait as long; left out: 30min, pods 1h",
             metavar="TIME",
         ),
-    ] = "",
+    ] = None,
     kubernetes: Annotated[
-        str, typer.Option(help="manifests, no scripts: lws, llm-d or dynamo", metavar="KIND", rich_help_panel=_K8S)
-    ] = "",
+        str | None,
+        typer.Option(help="manifests, no scripts: lws, llm-d or dynamo", metavar="KIND", rich_help_panel=_K8S),
+    ] = None,
     image: Annotated[
-        str, typer.Option(help="of the engine; left out: the one its makers publish", rich_help_panel=_K8S)
-    ] = "",
+        str | None, typer.Option(help="of the engine; left out: the one its makers publish", rich_help_panel=_K8S)
+    ] = None,
     router_image: Annotated[
-        str, typer.Option(help="of the router in front of pools, or llm-d's sidecar", rich_help_panel=_K8S)
-    ] = "",
+        str | None, typer.Option(help="of the router in front of pools, or llm-d's sidecar", rich_help_panel=_K8S)
+    ] = None,
     cluster_topology: Annotated[
-        str, typer.Option(help="dynamo: ClusterTopology whose level rack is a scale-up domain", rich_help_panel=_K8S)
-    ] = "",
+        str | None,
+        typer.Option(help="dynamo: ClusterTopology whose level rack is a scale-up domain", rich_help_panel=_K8S),
+    ] = None,
     object_name: Annotated[
-        str, typer.Option(help="of the objects; left out: made of the model's name in the API", rich_help_panel=_K8S)
-    ] = "",
+        str | None,
+        typer.Option(help="of the objects; left out: made of the model's name in the API", rich_help_panel=_K8S),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="print deployment.json, and nothing else", rich_help_panel="Output")
     ] = False,
@@ -96,14 +105,14 @@ def launch(
         {
             "--engine": engine, "--weights": weights, "--name": name, "--multi-node": multi_node,
             "--hosts": hosts, "--interface": interface, "--router": router, "--port": port is not None,
-            "--data-parallel": data_parallel, "--engine-args": engine_args, "--start": start, "--route": route,
+            "--data-parallel": data_parallel, "--engine-args": engine_args or None, "--start": start, "--route": route,
             "--on-fault": on_fault, "--timeout": timeout, "--kubernetes": kubernetes, "--image": image,
             "--router-image": router_image, "--cluster-topology": cluster_topology, "--object-name": object_name,
             "-o": output, "--json": json,
         },
         written=written,
     )  # fmt: skip
-    rules = _rules(on_fault or "retry", start_timeout or ("1h" if kubernetes else "30min"))
+    rules = _rules(on_fault or "retry", ("1h" if kubernetes else "30min") if start_timeout is None else start_timeout)
     bound_s = parse_time(timeout or "30s", where="--timeout")
     if start or route:
         _needs()
@@ -121,15 +130,16 @@ def launch(
     if kubernetes and output is not None:
         return _manifest(
             output, *api_launch.manifest(
-                given, kubernetes, engine=engine, weights=weights, name=name, interface=interface,
-                engine_args=engine_args, image=image, router_image=router_image, cluster_topology=cluster_topology,
-                object_name=object_name, start_s=rules.start_s,
+                given, kubernetes, engine=engine or "", weights=weights or "", name=name or "",
+                interface=interface or "", engine_args=engine_args or "", image=image or "",
+                router_image=router_image or "", cluster_topology=cluster_topology or "",
+                object_name=object_name or "", start_s=rules.start_s,
             )
         )  # fmt: skip
     made = api_launch.launch(
-        given, engine=engine, weights=weights, name=name, multi_node=multi_node or "native",
-        hosts=tuple(part.strip() for part in hosts.split(",")) if hosts else (), interface=interface,
-        engine_args=engine_args, router=router or ("linkwise" if start else ""),
+        given, engine=engine or "", weights=weights or "", name=name or "", multi_node=multi_node or "native",
+        hosts=tuple(part.strip() for part in hosts.split(",")) if hosts else (), interface=interface or "",
+        engine_args=engine_args or "", router=router or ("linkwise" if start else ""),
         port=8000 if port is None else port, start_s=rules.start_s,
         data_parallel=data_parallel,
     )  # fmt: skip
@@ -148,15 +158,25 @@ def launch(
 
 
 def _only_where_it_counts(given: dict[str, Any], *, written: bool) -> None:
-    """Refuse options that would change nothing. written: SOURCE is a folder of a launch, whose files say the rest."""
+    """Refuse options that are empty or would change nothing.
+
+    written: SOURCE is a folder of a launch, whose files say the rest.
+    """
+    for name, value in given.items():
+        if value == "":  # a variable that is not set, which would be taken as left out
+            raise InputError("is empty", where=name, expected="a value, or the option left out")
     running, pods = ("--on-fault", "--timeout"), ("--image", "--router-image", "--cluster-topology", "--object-name")
     if written:
         what, besides = "a folder of a launch", [n for n in given if n not in {"--start", "--route", *running}]
+        if given["--start"] and given["--route"]:
+            what, besides = "--start", ["--route"]
     elif given["--kubernetes"]:
         scripts = ("--multi-node", "--hosts", "--router", "--port", "--data-parallel", "--start", "--route", "--json")
         what, besides = "--kubernetes", [*scripts, *running]
     elif given["--start"]:
         what, besides = "--start", ["--route", *pods]
+        if given["--multi-node"] == "slurm":
+            raise InputError("--multi-node slurm with --start", where="launch", expected="sbatch slurm.sh starts it")
     else:
         what, besides = "files that are only written", [*running, *pods]
     for name in besides:

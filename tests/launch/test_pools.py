@@ -5,6 +5,7 @@ TensorRT-LLM's disaggregated serving page, vllm-router's README.
 """
 
 import json
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -37,8 +38,10 @@ def sums(made: Deployment, found: Handoff) -> None:
     used = Counter((p.node, d) for p in made.processes for d in p.devices)
     assert set(used.values()) == {1}
     verdict = found.verdict
-    assert verdict is not None
-    assert Counter(g.role for g in made.groups) == {"prefill": verdict.prefill_groups, "decode": verdict.decode_groups}
+    assert verdict is not None and verdict.supply is not None and verdict.supply.serves
+    supply = verdict.supply
+    assert Counter(g.role for g in made.groups) == {"prefill": supply.prefill_needed, "decode": supply.decode_needed}
+    assert len(used) == supply.devices_needed
     assert len(used) == sum(g.layout.size for g in made.groups)
     for side in ("prefill", "decode"):
         first = next(g for g in made.groups if g.name == f"{side}-0")
@@ -210,3 +213,41 @@ def test_pools_that_cannot_be_written_are_refused() -> None:
     moved = msgspec.structs.replace(found, ranks=tuple(msgspec.structs.replace(r, device=0) for r in found.ranks))
     with pytest.raises(InputError, match="ranks of decode"):
         launch(moved)
+
+
+_LINE = re.compile(
+    r"pools +serve the rate: [0-9.]+/s take (\d+) x prefill tp(\d+) \+ (\d+) x decode tp(\d+): (\d+) of 32 "
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefill_tp", "decode_tp"),
+    [
+        ("vllm", 2, 4),
+        ("vllm", 4, 2),
+        ("vllm", 8, 2),
+        ("vllm", 2, 2),
+        ("sglang", 4, 4),
+        ("sglang", 8, 4),
+        ("sglang", 4, 8),
+    ],
+)
+@pytest.mark.parametrize("rate", ["0.9/s", "6/s"])
+def test_the_groups_that_the_handoff_says_are_those_in_the_files(
+    engine: str, prefill_tp: int, decode_tp: int, rate: str
+) -> None:
+    found = linkwise.handoff(
+        "llama-3.3-70b", "4x8xh100-sxm", prompt=4000, prefill_tp=prefill_tp, decode_tp=decode_tp, engine=engine,
+        rate=rate, osl=500, ttft="1s", tpot="30ms",
+    )  # fmt: skip
+    line = _LINE.search(" ".join(repr(found).split()))
+    made = launch(found)
+    used = {(p.node, d) for p in made.processes for d in p.devices}
+    if line is None:  # the devices do not carry the rate: all that they hold, and it is said
+        assert found.unserved
+        assert any(said.startswith("the pools do not serve the rate") for said in made.notes)
+        return
+    groups = Counter((g.role, g.layout.tp) for g in made.groups)
+    assert groups == {("prefill", int(line[2])): int(line[1]), ("decode", int(line[4])): int(line[3])}
+    assert len(used) == int(line[5]) == int(line[1]) * int(line[2]) + int(line[3]) * int(line[4])
+    assert any(f"; the other {32 - len(used)} are left unused" in said for said in made.notes) == (len(used) < 32)

@@ -56,6 +56,11 @@ class Asked(NamedTuple):
         """Everything is on one node."""
         return len(self.nodes) == 1
 
+    @property
+    def near(self) -> bool:
+        """The loopback address reaches everything: one node, which nobody names and Slurm does not choose."""
+        return self.alone and not self.hosts and not self.far and self.multi_node != "slurm"
+
     def host(self, node: int) -> str:
         """A node's address for others."""
         if self.hosts:
@@ -64,13 +69,12 @@ class Asked(NamedTuple):
                     f"{len(self.hosts)} names", where="--hosts", expected=f"at least {node + 1}: one for each node"
                 )
             return self.hosts[node]
-        return "127.0.0.1" if self.alone and not self.far else stand_in(node)
+        return "127.0.0.1" if self.near else stand_in(node)
 
     @property
     def listen(self) -> str:
         """The address servers bind: all of a node's where others must reach them."""
-        near = self.alone and not self.hosts and not self.far
-        return "127.0.0.1" if near else "0.0.0.0"  # noqa: S104 - others must reach it
+        return "127.0.0.1" if self.near else "0.0.0.0"  # noqa: S104 - others must reach it
 
 
 class Run(NamedTuple):
@@ -164,6 +168,12 @@ class Launcher(ABC):
     multi_node: tuple[MultiNode, ...] = ("native", "slurm")
     joins_replicas = False  # whether one server can hold a plan's replicas as its data-parallel ranks
     connectors: dict[str, str] = {}  # what it can join pools with: our name to the engine's
+    # What it writes for some layouts or undoes what it writes, by every name the engine takes: nobody adds it by hand.
+    flags: frozenset[str] = frozenset()
+
+    def own_flags(self, asked: Asked) -> frozenset[str]:
+        """Flags that `--engine-args` may not hold, with dashes."""
+        return self.flags
 
     def refuses(self, asked: Asked, group: Group) -> Refusal | None:
         """Why these processes cannot be written although the engine has the layout; None when they can."""

@@ -10,7 +10,7 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError, Refused
 from linkwise.engine import registry as engines
 from linkwise.engine.base import Engine
-from linkwise.launch import data_parallel, network, registry
+from linkwise.launch import added, data_parallel, network, registry
 from linkwise.launch.base import FRONT_PORT, START_S, Asked, Launcher, Ports, own_router
 from linkwise.launch.settle import Source, refused, settle
 from linkwise.launch.types import Deployment, Group, MultiNode, Process, Served, check_given, check_host
@@ -87,12 +87,16 @@ def prepare(source: Source, choices: Choices) -> Prepared:
         start_s=choices.start_s,
     )
     _refuse(asked, launcher)
-    differs = settled.differs + launcher.differs(asked, groups[0].layout) + _extra(asked)
+    added.check(asked, launcher)
+    differs = settled.differs + launcher.differs(asked, groups[0].layout) + added.differs(asked)
     if choices.data_parallel:
         asked = data_parallel.together(asked, launcher)
         _refuse_processes(asked, launcher)
-        differs += (data_parallel.DIFFERS,)
-    return Prepared(asked, launcher, served(source), differs, _notes(source, asked, launcher))
+        added.check(asked, launcher)
+        differs += (*added.differs(asked), data_parallel.DIFFERS)
+    return Prepared(
+        asked, launcher, served(source), tuple(dict.fromkeys(differs)), _notes(source, asked, launcher)
+    )  # fmt: skip
 
 
 def _check_hosts(choices: Choices) -> None:
@@ -130,26 +134,6 @@ def _router(name: str, launcher: Launcher, groups: Sequence[Group], engine: Engi
     return name
 
 
-def _extra(asked: Asked) -> tuple[str, ...]:
-    """What words added by hand change. Raises Refused where that is the layout."""
-    if not asked.extra:
-        return ()
-    said = []
-    for role, layout in dict.fromkeys((group.role, group.layout) for group in asked.groups):
-        plain = asked.engine.command(asked.weights, layout, asked.options[role])
-        before, after = (asked.engine.parse(words, model=asked.model) for words in (plain, [*plain, *asked.extra]))
-        if (before.layout, before.replicas) != (after.layout, after.replicas):
-            raise Refused(
-                f"{' '.join(asked.extra)[:120]} makes {after.replicas} x ({after.layout}) of {layout}",
-                where="--engine-args", hint="Plan that layout",
-            )  # fmt: skip
-        for field in before.options.__struct_fields__:
-            was, now = getattr(before.options, field), getattr(after.options, field)
-            if was != now:
-                said.append(f"{field} is {now} by --engine-args, {was} in the plan")
-    return tuple(dict.fromkeys(said))
-
-
 def _word(text: str, where: str) -> str:
     if text.startswith("-"):
         raise InputError(repr(text[:60]), where=where, expected="a model's name or folder, no flag")
@@ -178,10 +162,20 @@ def _groups(source: Source, cluster: Cluster) -> tuple[Group, ...]:
     return _pools(source, cluster)
 
 
+def _wanted(source: Pair) -> tuple[int, int]:
+    """Prefill and decode groups: those the rate takes, or the best the devices hold where they do not carry it."""
+    verdict = source.verdict
+    if verdict is None or not verdict.prefill_groups:
+        return 1, 1
+    supply = verdict.supply
+    if supply is not None and supply.serves and supply.prefill_needed and supply.decode_needed:
+        return supply.prefill_needed, supply.decode_needed
+    return verdict.prefill_groups, verdict.decode_groups
+
+
 def _pools(source: Pair, cluster: Cluster) -> tuple[Group, ...]:
     """The pair as the handoff places it, and the rest of both pools on devices that are left, nodes kept whole."""
-    verdict = source.verdict
-    wanted = (verdict.prefill_groups, verdict.decode_groups) if verdict and verdict.prefill_groups else (1, 1)
+    wanted = _wanted(source)
     placed: list[Group] = []
     used: set[int] = set()
     for role, layout in (("prefill", source.prefill), ("decode", source.decode)):
@@ -191,7 +185,9 @@ def _pools(source: Pair, cluster: Cluster) -> tuple[Group, ...]:
             raise InputError(f"ranks of {role}: {devices}"[:120], where="handoff", expected=f"{layout.size} devices")
         placed.append(Group(name=f"{role}-0", role=role, layout=layout, devices=devices))  # type: ignore[arg-type]
         used |= set(devices)
-    for role, layout, count in (("prefill", source.prefill, wanted[0]), ("decode", source.decode, wanted[1])):
+    # The larger groups first: what they leave still holds the smaller ones.
+    rest = (("prefill", source.prefill, wanted[0]), ("decode", source.decode, wanted[1]))
+    for role, layout, count in sorted(rest, key=lambda pool: -pool[1].size):
         for number in range(1, count):
             row = _free(cluster, layout.size, used)
             if row is None:
@@ -258,12 +254,24 @@ def _notes(source: Source, asked: Asked, launcher: Launcher) -> tuple[str, ...]:
     if not launcher.binds_ranks(asked):
         through = f"{launcher.name} through Ray" if asked.multi_node == "ray" else launcher.name
         said += network.unbound(asked, through)
-    if not asked.alone and not asked.hosts:
+    if not asked.alone and not asked.hosts and asked.multi_node != "slurm":
         nodes = ", ".join(f"HOST_{node}" for node in asked.nodes[:4]) + (", ..." if len(asked.nodes) > 4 else "")
         said.append(f"addresses of nodes are not given: fill {nodes} in hosts.env, or give --hosts")
     if isinstance(source, Pair) and not source.keeps_up:
         said.append(f"the route does not keep up with {source.rate_per_s:g} requests/s: {source.limiting}")
+    if isinstance(source, Pair):
+        said += _rate(source, asked)
     return tuple(said)
+
+
+def _rate(source: Pair, asked: Asked) -> list[str]:
+    """How many groups the rate takes, and what of the devices is left."""
+    supply = source.verdict.supply if source.verdict else None
+    if supply is None or not supply.serves:
+        short = supply.reason if supply else source.unserved
+        return [f"the pools do not serve the rate: {short}"] if short else []
+    left = source.cluster.size - sum(len(group.devices) for group in asked.groups)
+    return [supply.reason + (f"; the other {left} are left unused" if left else "")]
 
 
 def assemble(

@@ -81,6 +81,10 @@ class Dynamo(Launcher):
         around = self._around(asked)
         return around.differs(asked, layout) if around else ()
 
+    def own_flags(self, asked: Asked) -> frozenset[str]:
+        around = self._around(asked)
+        return (around.flags if around else frozenset()) | {"--disaggregation-mode"}
+
     def binds_ranks(self, asked: Asked) -> bool:
         around = self._around(asked)
         return around is not None and around.binds_ranks(asked)

@@ -184,6 +184,10 @@ def slurm(made: Deployment) -> str:
         given, named = "", 'mapfile -t found < <(scontrol show hostnames "$SLURM_JOB_NODELIST")\n'
         named += f"nodes=({' '.join(map(str, made.hosts))})\n"
         named += 'for at in "${!nodes[@]}"; do export "HOST_${nodes[$at]}=${found[$at]}"; done\n'
+        # For health.sh and bench.sh, which run outside the job. A job's own names stay before those in the file.
+        named += 'for node in "${nodes[@]}"; do\n  host=HOST_$node\n'
+        named += '  echo "$host=\\"\\${$host:-${!host}}\\""\n'
+        named += f"done >{HOSTS}.part\nmv {HOSTS}.part {HOSTS}\n"
     else:
         given = f"#SBATCH --nodelist={','.join(made.hosts.values())}\n"
         named = "".join(f"HOST_{node}={quoted(host)}\n" for node, host in made.hosts.items())

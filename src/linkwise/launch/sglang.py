@@ -11,11 +11,18 @@ from linkwise.launch import network
 from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, local, router_process, runs, uneven
 from linkwise.launch.types import Group, Process
 
+_FLAGS = frozenset({
+    "--host", "--port", "--served-model-name", "--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr",
+    "--base-gpu-id", "--gpu-id-step", "--disaggregation-mode", "--disaggregation-transfer-backend",
+    "--disaggregation-bootstrap-port", "--disaggregation-ib-device",
+})  # fmt: skip
+
 
 class Sglang(Launcher):
     """SGLang's own server."""
 
     name = "sglang"
+    flags = _FLAGS
     connectors = {"sglang_mooncake": "mooncake"}
     program: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
 

@@ -17,10 +17,17 @@ FRONT = "trtllm-front.yaml"
 BALANCER = "nginx.conf"
 
 
+_FLAGS = frozenset({
+    "--host", "--port", "--served-model-name", "--gpus-per-node", "--extra-llm-api-options", "--config",
+    "--server-role", "--metadata-server-config-file", "--disagg-cluster-uri",
+})  # fmt: skip
+
+
 class Trtllm(Launcher):
     """trtllm-serve."""
 
     name = "trtllm"
+    flags = _FLAGS
     connectors = {"trtllm": "DEFAULT"}
 
     def refuses(self, asked: Asked, group: Group) -> Refusal | None:

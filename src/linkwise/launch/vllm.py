@@ -33,6 +33,17 @@ _CHANNELS = {"nixl": _Channel("nixl", 2), "mooncake": _Channel("bootstrap", 1)}
 _SHARED = {channel.kind for channel in _CHANNELS.values()}  # ports that every process of a group is told
 
 
+# Short names as vLLM 0.32 has them (engine/arg_utils.py, add_cli_args).
+_FLAGS = frozenset({
+    "--host", "--port", "--uds", "--served-model-name", "--headless", "--nnodes", "-n", "--node-rank", "-r",
+    "--master-addr", "--master-port", "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn",
+    "--data-parallel-start-rank", "-dpr", "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp",
+    "--data-parallel-backend", "-dpb", "--data-parallel-hybrid-lb", "-dph", "--data-parallel-external-lb", "-dpe",
+    "--data-parallel-multi-port-external-lb", "-dpm", "--data-parallel-supervisor-port",
+    "--distributed-executor-backend",
+})  # fmt: skip
+
+
 class Vllm(Launcher):
     """vLLM's own server."""
 
@@ -40,6 +51,7 @@ class Vllm(Launcher):
     multi_node = ("native", "ray", "slurm")
     joins_replicas = True
     connectors = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
+    flags = _FLAGS
     program: tuple[str, ...] = ("vllm", "serve")
 
     def refuses(self, asked: Asked, group: Group) -> Refusal | None:

@@ -58,10 +58,13 @@ def write_manifest(text: str, folder: str | Path) -> Path:
 def _readme(made: Deployment) -> str:
     """What a person does with the folder."""
     lines = [f"# {made.called} on {made.engine} {made.engine_version}", ""]
-    if open_hosts(made):
+    slurm = made.multi_node == "slurm"
+    if open_hosts(made) and not slurm:
         lines.append(f"1. Write the addresses of the nodes into {HOSTS}, and copy this folder to each of them.")
-    if made.multi_node == "slurm":
-        lines.append("1. `sbatch slurm.sh`")
+    if slurm:
+        lines.append(
+            "1. `sbatch slurm.sh`" + (f", which writes the nodes' names into {HOSTS}" if open_hosts(made) else "")
+        )
     else:
         for node, host in made.hosts.items():
             does = f"`./start.sh {node}`" if made.starts(node) else f"nothing: {made.started_from(node)}"
