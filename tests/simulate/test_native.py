@@ -14,6 +14,9 @@ from linkwise.simulate import native
 from linkwise.simulate.jit import machine_code
 
 
+CODE = b"\x7fELF code"
+
+
 def _squared(address: int, most: int) -> int:
     return most * most if address else 0
 
@@ -39,10 +42,10 @@ def test_code_that_raises_an_error_does_not_stand_alone_or_says_so() -> None:
 def test_only_whole_files_of_ones_own_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_folders", lambda: iter([tmp_path]))
     old = tmp_path / "loop-x-1.o"
-    native._keep(old.name, b"of other sources")
-    native._keep("loop-x-2.o", b"code")
+    native._keep(old.name, b"\x7fELF of other sources")
+    native._keep("loop-x-2.o", CODE)
     kept = tmp_path / "loop-x-2.o"
-    assert native._kept(kept.name) == b"code"
+    assert native._kept(kept.name) == CODE
     assert not old.exists()
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-1])
@@ -56,9 +59,20 @@ def test_only_whole_files_of_ones_own_are_taken(tmp_path: Path, monkeypatch: pyt
         assert native._kept(kept.name) is None
 
 
+def test_a_whole_file_that_is_no_object_is_not_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first bytes are those of ELF, Mach-O or COFF as their specifications have them."""
+    monkeypatch.setattr(native, "_folders", lambda: iter([tmp_path]))
+    for code in (b"code", b"", b"\x7fEL", b"#!/bin/sh"):
+        native._keep("loop-x-1.o", code)
+        assert native._kept("loop-x-1.o") is None
+    made = machine_code(_squared, native.ENTRY)
+    native._keep("loop-x-1.o", made)
+    assert native._kept("loop-x-1.o") == made
+
+
 def test_a_place_that_cannot_be_written_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(native, "_folders", lambda: iter([tmp_path / "file", tmp_path / "user"]))
-    native._keep("loop-x-1.o", b"code")
-    assert native._kept("loop-x-1.o") == b"code"
+    native._keep("loop-x-1.o", CODE)
+    assert native._kept("loop-x-1.o") == CODE
     assert (tmp_path / "user" / "loop-x-1.o").is_file()

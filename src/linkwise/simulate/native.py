@@ -22,6 +22,9 @@ from linkwise.simulate.state import Array
 ENTRY = "linkwise_event_loop"
 MAX_BYTES = 1 << 24
 _DIGEST = 32  # bytes of SHA-256 ahead of the code: a file cut short is no code
+# What an object file begins with: LLVM brings the process down where it is given anything else. ELF, Mach-O of 64 bits,
+# and COFF, which begins with its machine (x86-64, Arm64).
+_BEGINS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\x64\x86", b"\x64\xaa")
 
 
 @lru_cache(maxsize=1)
@@ -109,8 +112,9 @@ def _kept(name: str) -> bytes | None:
         except (OSError, InputError):
             continue
         own = not hasattr(os, "getuid") or (about.st_uid in {0, os.getuid()} and not about.st_mode & 0o022)
-        if own and hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
-            return data[_DIGEST:]
+        code = data[_DIGEST:]
+        if own and hashlib.sha256(code).digest() == data[:_DIGEST] and code.startswith(_BEGINS):
+            return code
     return None
 
 
