@@ -13,7 +13,6 @@ from linkwise.core.errors import InternalError
 from linkwise.simulate import native
 from linkwise.simulate.jit import machine_code
 
-
 CODE = b"\x7fELF code"
 
 
