@@ -59,7 +59,7 @@ def saturation(every: Array, asked_per_s: float | None = None) -> str:
         return f"over the last {came:,} arrivals nothing was served"
     return (
         f"over the last {came:,} arrivals those waiting grew from {int(waiting[begin]):,} to {int(waiting[-1]):,},"
-        f" {served:.3g}/s were served: the load of {offered:.3g}/s is about {offered / served:.2f} times what is served"
+        f" {served:.3g}/s were served: the load of {offered:.3g}/s is about {offered / served:.3g} times what is served"
     )
 
 
