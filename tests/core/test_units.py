@@ -91,10 +91,35 @@ def test_bytes_are_shown_decimal(count: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(1.5, "1.5 s"), (0.0133, "13.3 ms"), (1e-5, "10 us"), (3e-8, "30 ns"), (0.0, "0 ns")]
+    ("seconds", "shown"),
+    [
+        (1.5, "1.5 s"),
+        (0.0133, "13.3 ms"),
+        (1e-5, "10 us"),
+        (3e-8, "30 ns"),
+        (0.0, "0 ns"),
+        # 1450 / 60 = 24.17, 25,920 / 3600 = 7.2; no exponent, and the unit is that of the rounded figure.
+        (622.0, "622 s"),
+        (999.4, "999 s"),
+        (999.6, "16.7 min"),
+        (1450.0, "24.2 min"),
+        (3599.9, "1 h"),
+        (25_920.0, "7.2 h"),
+        (3600 * 2345.0, "2,340 h"),
+        (999.6e-6, "1 ms"),
+        (0.9996, "1 s"),
+        (-1450.0, "-24.2 min"),
+        (999.6e-9, "1 us"),
+    ],
 )
 def test_times_are_shown_in_the_unit_people_say(seconds: float, shown: str) -> None:
     assert units.show_time(seconds) == shown
+
+
+def test_times_of_few_digits_have_no_exponent() -> None:
+    assert units.show_time(150.0, 2) == "150 s"
+    assert units.show_time(151e-6, 2) == "150 us"
+    assert units.show_time(996e-6, 2) == "1 ms"
 
 
 def test_gb_is_not_gib() -> None:

@@ -11,6 +11,7 @@ GiB = 2**30
 _TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BYTES |= {"tib": 2**40}
+_TIMES = ((1e-9, "ns", 1000), (1e-6, "us", 1000), (1e-3, "ms", 1000), (1.0, "s", 1000), (60.0, "min", 60))
 _SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _NUMBER = re.compile(r"([+-]?\d+(?:[_,]?\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(\S*)", re.ASCII)
 
@@ -72,11 +73,21 @@ def show_lack(need: float, have: float) -> tuple[str, str, str]:
 
 
 def show_time(seconds: float, digits: int = 3) -> str:
-    """A duration in the unit people would say it in."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= scale * 0.9995:
-            return f"{seconds / scale:.{digits}g} {unit}"
-    return f"{seconds * 1e9:.{digits}g} ns"
+    """A duration in the unit people would say it in, in plain digits: 250 us, 40 ms, 622 s, 24.2 min, 7.2 h.
+
+    Minutes from 1000 s on; the unit is that of the rounded figure: 1 ms, not 1000 us.
+    """
+    for scale, unit, most in _TIMES:
+        shown = _plain(seconds / scale, digits)
+        if abs(float(shown.replace(",", ""))) < most:
+            return f"{shown} {unit}"
+    return f"{_plain(seconds / 3600, digits)} h"
+
+
+def _plain(value: float, digits: int) -> str:
+    """So many significant digits, never an exponent where the figure is 1 or more: 1,450, not 1.45e+03."""
+    shown = f"{value:.{digits}g}"
+    return f"{float(shown):,.0f}" if "e+" in shown else shown
 
 
 def show_apart(a: float, b: float) -> tuple[str, str]:
