@@ -8,6 +8,8 @@ import json
 import math
 from fractions import Fraction
 from itertools import combinations
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,9 +19,12 @@ from tests.test_cli import Shell
 
 pytest.importorskip("numba")
 
+from linkwise.cluster.presets import shorthand
 from linkwise.core.errors import InputError
+from linkwise.plan.types import Plan
 from linkwise.simulate.capacity import growth
 from linkwise.simulate.failures import enough, lost
+from linkwise.simulate.fleet import Fleet
 from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.tables import constant
 from linkwise.simulate.trials import Trials, fewest, most_rate, smallest
@@ -285,3 +290,30 @@ def test_pools_on_two_kinds_of_hardware_are_counted_on_their_own(linkwise: Shell
     assert [pool["cluster"] for pool in found["pools"]] == ["4xl40s", "2x4xh100-sxm"]
     assert found["devices_left"] == 4 + 8 - found["devices"]
     assert "of 4xl40s (1 nodes)" in linkwise(words).out
+
+
+def fleet(first: int, second: int) -> Fleet:
+    """Pools of groups of so many devices on 2 nodes of 8."""
+    cluster = shorthand("2x8xh100-sxm")
+    pair = (SimpleNamespace(layout=SimpleNamespace(size=size), cluster=cluster) for size in (first, second))
+    return Fleet(cast("tuple[Plan, ...]", tuple(pair)), 1, "replica")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked", "held"),
+    [
+        # 16 devices: one decode group of 8 leaves 8, four prefill groups of 2. Half of either ratio is held by 2 + 1
+        # too, and more fit.
+        ((2, 8), (4, 2), (4, 1)),
+        ((2, 8), (5, 2), (4, 1)),
+        # The other way round: 8 devices leave room for two decode groups of 4, one of the prefill's.
+        ((8, 4), (2, 4), (1, 2)),
+        # All that is asked fits, and nothing of one pool does.
+        ((2, 8), (3, 1), (3, 1)),
+        ((8, 16), (1, 1), (0, 0)),
+    ],
+)
+def test_as_many_of_either_pool_as_there_is_room_for(
+    sizes: tuple[int, int], asked: tuple[int, int], held: tuple[int, int]
+) -> None:
+    assert fleet(*sizes).most(asked) == held

@@ -75,13 +75,15 @@ class Fleet(NamedTuple):
         return self.left(counts)[0] >= 0
 
     def most(self, counts: Counts) -> Counts:
-        """As many of each pool as the clusters hold, none more than asked; on one cluster in about that ratio."""
+        """As many of each pool as the clusters hold, none more than asked; on one cluster as near to that ratio as it
+        gets, and then as many of either as there is room for."""
         if not self.shared:
             room = (plan.cluster.size // plan.layout.size for plan in self.plans)
             return tuple(min(pair) for pair in zip(counts, room, strict=True))
-        best, share = (0, 0), 0.0
+        best, most = (0, 0), (0.0, 0.0)
         for first in range(1, counts[0] + 1):
             second = next((n for n in range(counts[1], 0, -1) if self.fits((first, n))), 0)
-            if min(first / counts[0], second / counts[1]) > share:
-                best, share = (first, second), min(first / counts[0], second / counts[1])
+            less, more = sorted((first / counts[0], second / counts[1]))
+            if less > 0 and (less, more) > most:
+                best, most = (first, second), (less, more)
         return best
