@@ -287,6 +287,36 @@ class TestRefused:
         (left,) = found.left_out
         assert left.reason.startswith(reason)
 
+    @pytest.mark.parametrize(
+        ("content", "field"),
+        [
+            # sglang/srt/server_args.py disaggregation_mode: null, prefill, decode.
+            (SGLANG | {"server_info": SGLANG["server_info"] | {"disaggregation_mode": "decode"}},
+             "server_info.disaggregation_mode"),
+            # What sglang's router says of either pool's servers; bench_serving reads server_info["decode"][0].
+            (SGLANG | {"server_info": {"prefill": [SGLANG["server_info"]], "decode": [SGLANG["server_info"]]}},
+             "server_info: servers under prefill and decode"),
+            (SGLANG | {"pd_separated": True}, "pd_separated"),
+            # vllm/config/kv_transfer.py kv_role, as --metadata puts it.
+            (VLLM | {"kv_role": "kv_producer"}, "kv_role"),
+            (VLLM | {"kv_transfer_config": '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}'}, "kv_role"),
+            (AIPERF | {"was_cancelled": True}, "was_cancelled"),
+        ],
+    )  # fmt: skip
+    def test_one_of_two_pools_and_a_run_cut_short_are_left_out_by_field(
+        self, tmp_path: Path, content: dict[str, Any], field: str
+    ) -> None:
+        found = read(tmp_path, content)
+        assert found.rows == ()
+        (left,) = found.left_out
+        assert left.reason.startswith(f"field {field}")
+
+    def test_a_server_of_both_phases_is_read(self, tmp_path: Path) -> None:
+        for said in ("null", None):
+            server = SGLANG["server_info"] | {"disaggregation_mode": said}
+            assert len(read(tmp_path, SGLANG | {"server_info": server, "pd_separated": False}).rows) == 1
+        assert len(read(tmp_path, VLLM | {"kv_role": "kv_both"}).rows) == 1
+
     def test_what_is_of_no_known_form_stays_beside_what_is(self, tmp_path: Path) -> None:
         found = read(tmp_path, [VLLM, {"a": 1}, 3])
         assert len(found.rows) == 1

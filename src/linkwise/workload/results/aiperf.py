@@ -29,7 +29,8 @@ def recognises(entry: Entry) -> bool:
 def rows(entry: Entry) -> Iterator[Row]:
     """One run."""
     config, load = entry.part("input_config"), entry.part("input_config", "loadgen")
-    cancelled = entry.values.get("was_cancelled")
+    if entry.flag("was_cancelled"):  # its last requests are cut off, and those that finished are the fast ones
+        raise Unusable("field was_cancelled: true, expected a run that went on to its end")
     isl, osl = entry.part("input_sequence_length"), entry.part("output_sequence_length")
     model = entry.part("input_config", "endpoint").text("model_names") or config.text("model", "model_names")
     stated = load if load.values else config
@@ -37,7 +38,7 @@ def rows(entry: Entry) -> Iterator[Row]:
         stated = _typed(config)
     said = names.deployment(entry, tool=True)
     said["engine"] = said["engine"] or _engine(config)
-    row = usable(
+    yield usable(
         Row(
             model=model, isl=isl.tokens("avg"), osl=osl.tokens("avg"), fixed_lengths=_fixed(isl, osl),
             concurrency=stated.number("concurrency", low=1.0, high=1e7), rate_per_s=stated.rate("request_rate"),
@@ -45,9 +46,6 @@ def rows(entry: Entry) -> Iterator[Row]:
             tpot_s=_time(entry, "inter_token_latency"), source=entry.where, **_drafting(entry), **said,
         )
     )  # fmt: skip
-    if cancelled is True and not row.requests:
-        raise Unusable("field was_cancelled: true, expected a run that completed requests")
-    yield row
 
 
 def _typed(config: Entry) -> Entry:

@@ -5,6 +5,7 @@ from typing import Any
 from linkwise.workload.results.base import Entry, Unusable
 
 MAX_DRAFTED = 64
+BOTH_POOLS = "expected the degrees of both pools: a CSV with prefill_tp, decode_tp, prefill_workers, ..."
 ENGINES = {
     "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "tensorrtllm": "trtllm", "trt-llm": "trtllm",
     "trt_llm": "trtllm",
@@ -69,8 +70,16 @@ def deployment(entry: Entry, *, tool: bool = False) -> dict[str, Any]:
     tool: the entry's plain `version` is that of the tool or of its format, and says nothing of the engine.
 
     A degree of data parallelism that is not said to be of attention, or one of context parallelism, is refused above 1:
-    what it does to a group is not known here.
+    what it does to a group is not known here. So is half of a pair of pools: figures of one server are of both then.
     """
+    mode = entry.text("disaggregation_mode", "disagg_mode")
+    if mode is not None and mode.lower() in {"prefill", "decode"}:
+        raise Unusable(f"field disaggregation_mode: {mode!r}, {BOTH_POOLS}")
+    if "kv_transfer_config" in entry.values or "kv_role" in entry.values:
+        said = str(entry.values.get("kv_transfer_config")) + str(entry.values.get("kv_role"))
+        role = next((one for one in ("kv_producer", "kv_consumer") if one in said), None)
+        if role is not None:
+            raise Unusable(f"field kv_role: {role!r}, {BOTH_POOLS}")
     for name in ("dp", "dp_size", "data_parallel_size", "cp", "cp_size", "context_parallel_size"):
         if (entry.degree(name) or 1) > 1:
             raise Unusable(f"field {name}: {entry.degree(name)}, expected 1, or dp_attn for attention replicas")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from linkwise.workload.results import names
-from linkwise.workload.results.base import Entry
+from linkwise.workload.results.base import Entry, Unusable, shown
 from linkwise.workload.results.types import Row
 from linkwise.workload.results.vllm_serve import layout, served
 
@@ -22,11 +22,25 @@ def recognises(entry: Entry) -> bool:
 def rows(entry: Entry) -> Iterator[Row]:
     """One run."""
     server = entry.part("server_info")
+    _one_pool(entry, server)
     said: dict[str, Any] = layout(entry, entry.text("backend"))
     said |= {name: value for name, value in _of_server(server).items() if said.get(name) is None}
     said |= _drafting(entry, server)
     model = server.text("model_path") or entry.text("model", "model_path", "model_id")
     yield served(entry, fixed=_fixed(entry), model=model, **said)
+
+
+def _one_pool(entry: Entry, server: Entry) -> None:
+    """Raises Unusable for servers of separate pools: one of them says its mode (ServerArgs.disaggregation_mode), a
+    router in front of both lists what either says under "prefill" and "decode", and --pd-separated was asked for."""
+    pools = [name for name in ("prefill", "decode") if name in server.values]
+    if pools:
+        raise Unusable(f"field server_info: servers under {' and '.join(pools)}, {names.BOTH_POOLS}")
+    mode = (server.text("disaggregation_mode") or "null").lower()
+    if mode not in {"null", "none"}:
+        raise Unusable(f"field server_info.disaggregation_mode: {shown(mode)}, {names.BOTH_POOLS}")
+    if entry.flag("pd_separated"):
+        raise Unusable(f"field pd_separated: true, {names.BOTH_POOLS}")
 
 
 def _of_server(server: Entry) -> dict[str, str | int | None]:
