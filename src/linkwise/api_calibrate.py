@@ -34,6 +34,8 @@ def fitted(
     tp: int | None = None, base: "FilePath | StepCalibration" = "",
 ) -> "tuple[Outcome, tuple[LeftOut, ...]]":  # fmt: skip
     """The outcome, and every row that was left out with its reason."""
+    from msgspec.structs import replace
+
     from linkwise.cluster.read import load as cluster
     from linkwise.engine import registry
     from linkwise.simulate.calibrate.own import calibrate as decide
@@ -56,7 +58,8 @@ def fitted(
             expected="rows of one engine with model, GPU, lengths and load",
         )  # fmt: skip
     known = _known(base) or found.cases[0].served.engine.calibration
-    return decide(found.cases, known, source=", ".join(Path(path).name for path in paths)), left_out
+    outcome = decide(found.cases, known, source=", ".join(Path(path).name for path in paths))
+    return replace(outcome, rows_not_used=left_out), left_out
 
 
 def kernels(

@@ -152,3 +152,22 @@ def test_the_label_extrapolated_stays_where_no_row_says_a_version(tmp_path: Path
     with pytest.raises(InputError, match=r"line 2.*field version: 0\.18; expected 0\.11"):
         table.write_text(HEAD + "\nvllm,0.18,llama-3.1-8b,h100,1,1000,100,4,9\n")
         fitted(table, engine="vllm==0.11")
+
+
+def test_every_row_left_out_is_named(tmp_path: Path) -> None:
+    from linkwise.api_calibrate import fitted
+    from linkwise.core.schema import encode_json
+    from linkwise.report.calibrate import screen
+
+    # Lines 2 and 3 can be used; 4 to 12 have no length of answer.
+    table = tmp_path / "results.csv"
+    used, not_used = "vllm,,llama-3.1-8b,h100,1,1000,100,4,9\n", "vllm,,llama-3.1-8b,h100,1,1000,,4,9\n"
+    table.write_text(HEAD + "\n" + 2 * used + 9 * not_used)
+    outcome, left_out = fitted(table)
+    lines = [f"line {number}" for number in range(4, 13)]
+    assert [one["where"].rpartition(": ")[2] for one in json.loads(encode_json(outcome))["rows_not_used"]] == lines
+    first = [line for line in screen(outcome, left_out) if isinstance(line, str) and line.startswith("left out")]
+    assert first[-1] == "left out   4 more rows; --all names them"
+    every = screen(outcome, left_out, every=True)
+    said = [line for line in every if isinstance(line, str) and line.startswith("left out")]
+    assert all(f"{line}:" in one for line, one in zip(lines, said, strict=True))

@@ -11,14 +11,14 @@ from linkwise.workload.results import LeftOut
 if TYPE_CHECKING:
     from rich.table import Table
 
-_FEW = 5  # left-out rows that are shown
+_FEW = 5  # left-out rows that are shown, without --all
 _SOME = 0.05  # a move of five percent
 
 
 def screen(
     found: Outcome, left_out: Sequence[LeftOut], *, every: bool = False, written: str = ""
 ) -> "list[str | Table]":
-    """Errors before and after, the constants that moved, and the rows that were left out."""
+    """Errors before and after, the constants that moved, and the rows that were left out. every: all of both."""
     lines: list[str | Table] = [
         f"rows       {found.rows} of {found.engine}, {found.explained} explained; constants before: {found.base}",
         f"error      median TPOT {_pair(found, 'tpot')}; TTFT {_pair(found, 'ttft')}",
@@ -30,9 +30,10 @@ def screen(
     hidden = len(found.moved) - len(moved)
     if hidden:
         lines.append(f"           {hidden} constants moved by less than {_SOME:.0%}; --all shows them")
-    lines += [f"left out   {one.where}: {one.reason}" for one in left_out[:_FEW]]
-    if len(left_out) > _FEW:
-        lines.append(f"left out   {len(left_out) - _FEW} more rows")
+    shown = left_out if every else left_out[:_FEW]
+    lines += [f"left out   {one.where}: {one.reason}" for one in shown]
+    if len(left_out) > len(shown):
+        lines.append(f"left out   {len(left_out) - len(shown)} more rows; --all names them")
     if written:
         lines.append(f"written    {written}: linkwise plan MODEL --on CLUSTER --calibration {written}")
     return lines

@@ -33,6 +33,7 @@ from linkwise.simulate.calibrate.made import calibration_of, range_of, spread_of
 from linkwise.simulate.calibrate.priors import PRIORS, TPOT_SIGMA, TTFT_SIGMA, unit_of
 from linkwise.simulate.calibrate.split import DOUBT
 from linkwise.simulate.tables import Floats
+from linkwise.workload.results import LeftOut
 
 _CLOSE, _WIDE = 0.1, 0.5  # how far one deployment's constants lie from those of all, as logarithms
 _FOLDS = 10
@@ -62,7 +63,8 @@ class Outcome(Frozen, frozen=True, kw_only=True):
     """What calibrating to results came to. before, after: with the constants there were and the fitted ones; left_out:
     each row predicted by constants fitted without it (or without its tenth). explained: rows inside the 80 % interval
     there was, by the fitted constants or by those fitted without it; only they extend the range. verdict: whether rows
-    left out are predicted better (or no worse) than before; undecided where there are too few; trust: it in words."""
+    left out are predicted better (or no worse) than before; undecided where there are too few; trust: it in words.
+    rows_not_used: of the files, each with its line and the reason."""
 
     engine: str
     base: str
@@ -75,6 +77,7 @@ class Outcome(Frozen, frozen=True, kw_only=True):
     verdict: Verdict
     trust: str
     calibration: StepCalibration
+    rows_not_used: tuple[LeftOut, ...] = ()
 
 
 def calibrate(
