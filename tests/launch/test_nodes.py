@@ -62,6 +62,30 @@ def test_slurms_order_of_nodes_is_not_the_plans(linkwise: Shell) -> None:
     assert (ran.code, "along Slurm's own" in ran.err) == (1, True)
 
 
+def test_one_node_that_slurm_chooses(linkwise: Shell) -> None:
+    """sbatch(1): without --nodelist Slurm takes any node; the loopback address is reached from no other."""
+    assert linkwise("plan llama-3.1-8b --on 1x8xh100-sxm --tp 2 --isl 1000 --osl 100 -o p.json").code == 0
+    ran = linkwise("launch p.json --multi-node slurm -o s")
+    assert (ran.code, "hosts.env" in ran.err) == (0, False)
+    folder = linkwise.folder / "s"
+    texts = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert not [name for name, text in texts.items() if "127.0.0.1" in text or "localhost" in text]
+    assert "#SBATCH --nodes=1\n" in texts["slurm.sh"] and "#SBATCH --nodelist" not in texts["slurm.sh"]
+    assert all("--host 0.0.0.0" in text for name, text in texts.items() if name.startswith(("replica-", "router")))
+    assert "Write the addresses" not in texts["README.md"]
+    slurm = Slurm(linkwise.folder, "n7")
+    slurm.run("s")
+    assert slurm.started == ["n7 0"]
+    assert "--nodelist=n7" in slurm.options
+    # The checks outside the job know the node's name now; a job's own name stays before another job's.
+    assert bash(f". {folder}/hosts.env; echo $HOST_0") == "n7\n"
+    assert bash(f". {folder}/hosts.env; echo $HOST_0", HOST_0="n8") == "n8\n"
+    ran = linkwise("launch p.json --multi-node slurm -o s --start")
+    assert (ran.code, "--multi-node slurm with --start" in ran.err) == (2, True)
+    assert linkwise("launch p.json -o here").code == 0
+    assert '"127.0.0.1"' in (linkwise.folder / "here" / "deployment.json").read_text()
+
+
 _SRUN = r"""
 printf '%s\n' "$@" >"$SAID.options"
 while [[ $1 == --* ]]; do
