@@ -9,6 +9,7 @@ from linkwise.core.units import show_count, show_time
 from linkwise.plan.types import Plan
 from linkwise.report.text import engine_words, heading, remarks, table
 from linkwise.report.trust import trust_lines
+from linkwise.simulate.stretch import Stretch
 from linkwise.simulate.types import PoolUse, Spread, Summary
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
     lines += _faults(found)
     if found.saturated:
         lines.append(f"SATURATED  {found.saturation}")
+    if found.stretch is not None:
+        lines.append(f"BEYOND     {_stretch(found.stretch, found.ttft_target_s)}")
     if found.lost:
         lines.append(f"LOST       {show_count(found.lost)} requests died with their replica, as --recovery drop has it")
     if found.unmoved:
@@ -36,7 +39,7 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
         lines.append(f"TTFT       {_split(found)}")
     lines += [f"pool       {_pool(use)}" for use in found.pools]
     if found.starving:
-        lines.append(f"starving   {_starving(found)}")
+        lines.append(f"starving   {found.starving_why}")
     lines.append(
         f"work       {show_count(found.steps)} steps; {show_count(found.prefill_tokens)} prompt tokens computed,"
         f" {show_count(found.cached_tokens)} found cached; {show_count(found.decode_tokens)} drawn;"
@@ -56,7 +59,9 @@ _RECOVERY = {
 def _faults(found: Summary) -> list[str]:
     """What goes wrong with which replica, when, and what becomes of its requests."""
     said = []
-    for one in found.faults:
+    for number, one in enumerate(found.faults):
+        if number in found.faults_never:  # a note says so
+            continue
         first = found.pools[0].replicas
         name = f"replica {one.replica}"
         if len(found.pools) > 1:  # prefill replicas are numbered first
@@ -67,6 +72,15 @@ def _faults(found: Summary) -> list[str]:
         window = f"{show_time(one.start_s) if one.start_s else '0 s'} to {show_time(one.end_s)}"
         said.append(f"fault      {window}: {name} {what}".replace(" its links", ": its links"))
     return said
+
+
+def _stretch(one: Stretch, target_s: float | None) -> str:
+    target = "" if target_s is None else f", TTFT target {show_time(target_s)}"
+    return (
+        f"what is served, from {show_time(one.start_s) if one.start_s else '0 s'} to {show_time(one.end_s)}:"
+        f" {one.offered_per_s:.3g} requests/s came, {one.served_per_s:.3g}/s were served; those waiting grew from"
+        f" {show_count(one.few)} to {show_count(one.most)} and waited {show_time(one.wait_s)}, mean{target}"
+    )
 
 
 def _others(found: Summary) -> str:
@@ -114,19 +128,6 @@ def _split(found: Summary) -> str:
     elif s.first_decode_s:
         parts["after it"] = s.first_decode_s
     return "mean = " + " + ".join(f"{name} {show_time(value) if value else '0'}" for name, value in parts.items())
-
-
-def _starving(found: Summary) -> str:
-    prefill, decode = found.pools
-    if found.starving == decode.role:
-        return (
-            f"the decode pool waits for the other: {prefill.waiting:.3g} requests wait for prefill, mean over time,"
-            f" while decode has {decode.kv_mean:.0%} of its KV and {decode.rows:.0%} of its rows in use"
-        )
-    return (
-        f"the prefill pool waits for the other: {decode.waiting:.3g} prompts wait for decode's blocks and rows, mean"
-        f" over time, while prefill is {prefill.busy:.0%} busy"
-    )
 
 
 def _pool(use: PoolUse) -> str:

@@ -121,7 +121,8 @@ def transfer_for(
         notes.append("the pools are on clusters of their own: their NICs join them, the network between is as wide")
     if seen[0].refused is not None:
         notes.append(f"{seen[0].connector} would not do this handover: {seen[0].refused.reason}")
-    return Transfer(base_s=max(0.0, once - each * middle), token_s=max(0.0, each)), tuple(notes)
+    route = f"{seen[0].limiting}, {once * 1e3:.3g} ms a prompt of {middle:,} tokens"
+    return Transfer(base_s=max(0.0, once - each * middle), token_s=max(0.0, each), route=route), tuple(notes)
 
 
 def with_engine(plan: Plan, **changes: object) -> Plan:

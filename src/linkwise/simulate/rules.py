@@ -113,12 +113,14 @@ class Transfer(Frozen, frozen=True, kw_only=True):
     """Handing a prompt's KV over: seconds = base_s + token_s x prompt tokens on the slower side's route.
 
     fail: chance that a transfer has to be repeated; tries: how often its sender repeats it before it gives up.
+    route: what limits it, in words.
     """
 
     base_s: float = 0.0
     token_s: float = 0.0
     fail: float = 0.0
     tries: int = 3
+    route: str = ""
 
     def __post_init__(self) -> None:
         for field, high in (("base_s", 1e6), ("token_s", 1e3), ("fail", 1), ("tries", 1000)):

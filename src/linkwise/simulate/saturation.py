@@ -35,7 +35,7 @@ def saturation(every: Array, asked_per_s: float | None = None) -> str:
     if said or len(every) < LEAST:
         return said
     arrivals = np.sort(every["arrival"])
-    waiting = _waiting(every, arrivals)
+    waiting = waiting_at(every, arrivals)
     number = len(arrivals)
     few = np.median(waiting[: number // 2])
     begin = int(np.flatnonzero(waiting <= few)[-1])
@@ -102,7 +102,7 @@ def _rate(at: Array, first: float, last: float) -> float:
     return int(np.searchsorted(at, last, "right") - np.searchsorted(at, first, "right")) / (last - first)
 
 
-def _waiting(every: Array, arrivals: Array) -> Array:
+def waiting_at(every: Array, arrivals: Array) -> Array:
     """Requests that wait at each arrival, itself included: for their first step, or between two pools for blocks."""
     waits = [(arrivals, every["start"])]
     if (every["source"] >= 0).any():

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from linkwise.core.units import show_time
 from linkwise.simulate import state
 from linkwise.simulate.rules import Pool, Run
 from linkwise.simulate.saturation import beyond, refusals, saturation
+from linkwise.simulate.starving import starving
 from linkwise.simulate.state import Array, World
+from linkwise.simulate.stretch import stretch
 from linkwise.simulate.types import PoolUse, Split, Spread, Summary
 from linkwise.workload.types import Targets
-
-QUEUED = 1.0  # requests that wait in front of each replica, mean over time: from here on a pool queues
-FULL = 0.9  # of what a pool holds or does: from here on it has no room
 
 
 def spread(values: Array) -> Spread | None:
@@ -73,6 +73,16 @@ def summary(
     why = refusals(every) if run.users else saturation(every, asked_per_s) or beyond(every, seats, asked_per_s)
     refused, lost, unmoved = (int((every["status"] == s).sum()) for s in (state.REFUSED, state.LOST, state.UNMOVED))
     per_s = 1 / span if span else 0.0
+    grew = None if run.users or why else stretch(every, targets.ttft_s)
+    ended = begin + span
+    never = [one for one in run.faults if one.start_s >= ended]
+    met = [one for one in run.faults if one.start_s < ended]
+    starves = starving(w, use, tpot_share, span, run.transfer.route, met)
+    notes += tuple(
+        f"the fault of replica {one.replica} at {show_time(one.start_s)} never began: the last request ended at"
+        f" {show_time(ended)}"
+        for one in never
+    )
     return Summary(
         seed=run.seed, requests=len(every), served=len(done), refused=refused, lost=lost, unmoved=unmoved,
         span_s=span, rate_per_s=len(done) * per_s, output_tokens_per_s=int(done["output"].sum()) * per_s,
@@ -82,8 +92,9 @@ def summary(
         pools=use, steps=int(g["steps"]), events=int(g["events"]), prefill_tokens=int(g["prefilled"]),
         cached_tokens=int(g["hits"]), recomputed_tokens=int(g["recomputed"]), decode_tokens=int(g["decoded"]),
         preemptions=int(g["preempted"]), retries=int(g["retries"]), in_system_s=float(g["area"]),
-        saturated=bool(why), saturation=why,
-        starving=_starving(use, tpot_share), faults=run.faults, recovery=run.recovery if run.faults else "",
+        saturated=bool(why), saturation=why, stretch=grew, starving=starves.role, short=starves.short,
+        starving_why=starves.words, faults=run.faults, faults_never=tuple(map(run.faults.index, never)),
+        recovery=run.recovery if run.faults else "",
         notes=notes, not_modelled=not_modelled,
     )  # fmt: skip
 
@@ -146,19 +157,3 @@ def _split(done: Array) -> Split | None:
         prefill_s=float(np.mean(done["prefilled"] - done["start"])),
         blocks_s=float(np.mean(blocks)), link_s=float(np.mean(link)), first_decode_s=float(np.mean(last)),
     )  # fmt: skip
-
-
-def _starving(use: tuple[PoolUse, ...], tpot_share: float) -> str:
-    """The pool that has room while work queues in front of the other; "" when neither queues, or both are full.
-
-    A decode pool always computes: how full it is, is what it holds of its blocks and rows, and how near its tokens come
-    to their target (tpot_share: mean over target, 0 without one).
-    """
-    if len(use) < 2:
-        return ""
-    prefill, decode = use
-    full = prefill.busy, max(decode.kv_mean, decode.rows, tpot_share)
-    queues = [pool.waiting >= QUEUED * pool.replicas for pool in use]
-    if queues[0] and full[1] < FULL:
-        return decode.role
-    return prefill.role if queues[1] and full[0] < FULL else ""

@@ -6,6 +6,7 @@ from linkwise.core.schema import Frozen
 from linkwise.plan.trust import Trust
 from linkwise.simulate.rules import Fault
 from linkwise.simulate.state import Array
+from linkwise.simulate.stretch import Stretch
 
 SIMULATION_SCHEMA = "linkwise.simulation/1"
 
@@ -62,8 +63,10 @@ class Summary(Frozen, frozen=True, kw_only=True):
     queue. lost: with a replica, or in transfer (unmoved). itl: gaps between tokens, in bins of 1.6 %.
     prefill_tokens: computed, with those computed again (recomputed_tokens); cached_tokens: found in prefix caches.
     in_system_s: requests in the system, integrated over time. saturated: load beyond what the pools serve; saturation
-    says what was seen. starving: the pool that has room while requests wait in front of the other, "" for none.
-    trust: how far the means of TTFT and TPOT can be trusted. faults, recovery: as they were asked for.
+    says what was seen. stretch: in which more came than was served, of a load that is served as a whole. starving: the
+    pool that has room while requests wait, "" for none; short: what they wait for, "prefill", "decode" or "links".
+    trust: how far the means of TTFT and TPOT can be trusted. faults, recovery: as they were asked for; faults_never:
+    which of them, from 0, begin after the last request has ended.
     """
 
     schema: str = SIMULATION_SCHEMA
@@ -99,16 +102,22 @@ class Summary(Frozen, frozen=True, kw_only=True):
     saturated: bool
     saturation: str
     starving: str
+    short: str = ""
+    starving_why: str = ""
+    stretch: Stretch | None = None
     trust: Trust | None = None
     faults: tuple[Fault, ...] = ()
+    faults_never: tuple[int, ...] = ()
     recovery: str = ""
     notes: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
-        """Whether the load is served: it is not beyond the pools, and no request was refused or lost."""
-        return not self.saturated and self.served == self.requests
+        """Whether the load is served: it is not beyond the pools, over the whole run or over a stretch whose requests
+        wait longer than their target, and no request was refused or lost."""
+        late = self.stretch is not None and self.stretch.late
+        return not self.saturated and not late and self.served == self.requests
 
 
 class Simulated(NamedTuple):
