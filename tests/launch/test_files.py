@@ -290,6 +290,17 @@ def test_the_command(linkwise: Shell) -> None:
         ("launch p.json -o d --kubernetes lws --data-parallel", 2, "--data-parallel with --kubernetes"),
         ("launch p.json --kubernetes lws", 2, "-o FOLDER"),
         ("launch . --start --engine vllm", 2, "--engine with a folder of a launch"),
+        ("launch . --start --route", 2, "--route with --start"),
+        ("launch p.json -o d --kubernetes lws --object-name=", 2, "--object-name: is empty"),
+        ("launch p.json -o d --name=", 2, "--name: is empty"),
+        ("launch p.json -o d --start-timeout=", 2, "--start-timeout"),
+        ("launch p.json -o d --engine-args=", 0, ""),
+        ("launch p.json -o d --engine-args=--seed=1", 0, ""),
+        ("launch p.json -o d --engine-args=--port=1", 2, "--port is what the files say themselves"),
+        ("launch p.json -o d --engine sglang --engine-args=--model-path=other", 1, "serves other"),
+        ("launch two.json -o d --engine-args=--data-parallel-size=2", 1, "makes"),
+        ("launch two.json -o d --data-parallel --engine-args=--data-parallel-size=3", 1, "makes"),
+        ("launch two.json -o d --data-parallel --engine-args=-dpl=1", 2, "-dpl is what the files say themselves"),
     ],
 )
 def test_what_is_refused_and_how(linkwise: Shell, words: str, code: int, said: str) -> None:
