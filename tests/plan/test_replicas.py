@@ -106,3 +106,17 @@ def test_more_replicas_than_the_devices_hold_are_the_reason_that_is_given() -> N
     none = linkwise.plan("llama-3.1-8b", "4xh100-sxm", tp=2, replicas=4)
     assert isinstance(none, linkwise.NoPlan)
     assert none.changes == ("fewer replicas: 2 x (tp2) fit the devices",)
+
+
+def test_users_that_so_many_replicas_have_no_memory_for_are_not_served() -> None:
+    one = {"tp": 1, "pp": 1, "cp": 1, "dp_attn": 1, "dcp": 1}
+    holds = planned("llama-3.1-8b", concurrency=2000, **one, **USERS).ledger.requests
+    assert 250 < holds < 1000  # 2,000 users on eight replicas, not on two
+    none = linkwise.plan("llama-3.1-8b", concurrency=2000, replicas=2, **one, **USERS)
+    assert isinstance(none, linkwise.NoPlan)
+    short = none.nearest.shortfall
+    assert short.resource == "kv concurrency"
+    assert short.need / short.have == pytest.approx(1000 / holds)
+    assert short.reason == f"2,000 requests on 2 replica(s) are 1,000 on each; KV holds {holds:,}"
+    assert none.changes == ("more replicas: 8 x (tp1) carry the load, 8 fit the devices",)
+    assert "no plan    kv concurrency: 2,000 requests on 2 replica(s)" in " ".join(str(none).split(" "))

@@ -154,6 +154,8 @@ def _judged(one: Trial, sizes: npt.NDArray[Any], found: Operation, most: Operati
 
 def _outcome(one: Trial, points: Points) -> Candidate | Shortfall:
     layout, memory = one.layout, one.memory
+    if (full_up := _crowded(one)) is not None:
+        return full_up
     good = points.meets_tpot & points.meets_ttft
     if not good.any():
         return _missed(points, one.workload, one.places, layout)
@@ -172,6 +174,27 @@ def _outcome(one: Trial, points: Points) -> Candidate | Shortfall:
         weights_bytes_per_rank=max(r.bytes_of("weights") for r in memory.ranks),
         tier=crossing(layout, one.places),
         stage_tier=one.places["stage"].tier.value,
+    )
+
+
+def _crowded(one: Trial) -> Shortfall | None:
+    """Users of a closed loop that replicas of a number asked for have no memory for: the ledger shares them among all
+    that the devices hold."""
+    users, memory, size = one.workload.concurrency, one.memory, one.layout.size
+    if one.replicas is None or users is None or one.workload.rate_per_s is not None:
+        return None
+    each = -(-users // one.available)
+    if each <= memory.requests:
+        return None
+    tightest = memory.ranks[memory.tightest]
+    return Shortfall(
+        resource="kv concurrency",
+        rank=tightest.ranks[0],
+        need=tightest.kv_bytes * each // memory.requests,
+        have=tightest.kv_bytes,
+        unit="B",
+        reason=f"{users:,} requests on {one.available} replica(s) are {each:,} on each; KV holds {memory.requests:,}",
+        change=f"{-(-users // memory.requests)} replicas of {size} devices",
     )
 
 

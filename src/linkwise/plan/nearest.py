@@ -29,15 +29,17 @@ def changes(
     """
     model, cluster, engine, options, workload = case
     short = nearest.shortfall
+    offers = [_another_number(counted, replicas, workload, cluster)] if counted is not None else []
     if short.resource in _MEMORY:
         memory = ledger(model, cluster, engine, nearest.layout, options, workload)
+        if memory.shortfall is None:  # so many replicas have no room, as many as the devices hold have
+            return tuple(offers) or (short.change,)
         return fit.nearest(case, fit.Tried(nearest.layout, memory), chosen=bool(fixed))
 
     def best(what: Model, load: Workload) -> Candidate | None:
         found = search(what, cluster, engine, options, load, fixed, replicas).candidates
         return choose(found, load, cluster)[0] if found else None
 
-    offers = [_another_number(counted, replicas, workload, cluster)] if counted is not None else []
     if short.resource == "legality":
         return tuple(text for text in (*offers, short.change) if text)
     offers += [_as_it_is(best, model, workload), _narrower(best, model, workload), _looser(best, model, workload)]
