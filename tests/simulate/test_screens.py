@@ -3,6 +3,8 @@
 Expected values: the words that were typed, and hand calculation.
 """
 
+import json
+
 import pytest
 from tests.test_cli import Shell
 
@@ -63,3 +65,28 @@ def test_headroom_for_bursts_is_named(linkwise: Shell) -> None:
     assert "requests of 1,000 + 100 (x 1.5 kept for bursts) a replica" in out
     out = said(linkwise, "plan llama-3.1-8b --on 2xh100-sxm --tp 1 --isl 1000 --osl 100 --burst 1")
     assert "kept for bursts" not in out
+
+
+def test_a_stretch_beyond_what_is_served_is_on_the_screen_and_a_negative_answer(linkwise: Shell) -> None:
+    # 100 requests, one a second; 2,000 within 2 s, far more than one H100 serves of an 8B model; then one in 10 s until
+    # all are served. The whole trace is 2,200 requests in 1,092 s: about 2/s.
+    at = [*range(100), *(99 + i / 1000 for i in range(1, 2001)), *(101 + 10 * i for i in range(1, 101))]
+    rows = "".join(f"{t:.3f},1000,100\n" for t in at)
+    (linkwise.folder / "rush.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    ran = linkwise("simulate p.json --workload rush.csv --ttft 1s")
+    out = " ".join(ran.out.split())
+    assert ran.code == 1
+    assert "SATURATED" not in out
+    assert "BEYOND what is served, from" in out
+    assert "TTFT target 1 s" in out
+    value = json.loads(linkwise("simulate p.json --workload rush.csv --ttft 1s --json").out)["stretch"]
+    assert (value["start_s"], value["end_s"]) == (pytest.approx(99, abs=1), pytest.approx(101, abs=1))
+    assert value["late"]
+    # Nobody said how long is too long.
+    assert linkwise("simulate p.json --workload rush.csv").code == 0
+
+
+def test_a_fault_after_the_end_is_a_note(linkwise: Shell) -> None:
+    out = said(linkwise, "simulate p.json --requests 60 --fault slow:0@2h-3hx2")
+    assert "fault 2 h" not in out
+    assert "note: the fault of replica 0 at 2 h never began: the last request ended at" in out

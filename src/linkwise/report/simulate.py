@@ -78,9 +78,13 @@ def _stretch(one: Stretch, target_s: float | None) -> str:
     target = "" if target_s is None else f", TTFT target {show_time(target_s)}"
     return (
         f"what is served, from {show_time(one.start_s) if one.start_s else '0 s'} to {show_time(one.end_s)}:"
-        f" {one.offered_per_s:.3g} requests/s came, {one.served_per_s:.3g}/s were served; those waiting grew from"
+        f" {_rate(one.offered_per_s)} requests/s came, {_rate(one.served_per_s)}/s were served; those waiting grew from"
         f" {show_count(one.few)} to {show_count(one.most)} and waited {show_time(one.wait_s)}, mean{target}"
     )
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.3g}" if per_s < 999.5 else show_count(per_s)
 
 
 def _others(found: Summary) -> str:
