@@ -73,7 +73,7 @@ def manifest(
     )  # fmt: skip
     cast = Cast(object_name or name_for(found.asked.called), image, router_image, cluster_topology)
     made = registry.manifest(kind, found.asked, found.launcher, cast)
-    return made.text, found._replace(notes=made.notes)
+    return made.text, found._replace(notes=(*made.notes, *found.rate))
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -123,7 +123,8 @@ def test_vllm_pools_over_mooncake_tell_the_router_their_bootstrap_ports() -> Non
     assert pairs == [(p.url, p.environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"]) for p in prefill]
     taken = Counter((p.node, port) for p in made.processes for port in p.ports.values())
     assert set(taken.values()) == {1}
-    text, _ = manifest(found, "lws", router_image="r:1")
+    text, pods = manifest(found, "lws", router_image="r:1")
+    assert any(said.startswith("4/s take ") for said in pods.notes)
     router = next(one for one in yaml.safe_load_all(text) if one["metadata"]["name"].endswith("-router"))
     (script,) = router["spec"]["template"]["spec"]["containers"][0]["args"]
     leader = yaml.safe_load_all(text)

@@ -41,13 +41,17 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(NamedTuple):
-    """What a launcher is asked for, all choices settled and nothing refused."""
+    """What a launcher is asked for, all choices settled and nothing refused.
+
+    notes: what to know of scripts on nodes. rate: how a handoff's rate and its devices go together, pods or not.
+    """
 
     asked: Asked
     launcher: Launcher
     served: Served
     differs: tuple[str, ...]
     notes: tuple[str, ...]
+    rate: tuple[str, ...]
 
 
 def prepare(source: Source, choices: Choices) -> Prepared:
@@ -95,7 +99,8 @@ def prepare(source: Source, choices: Choices) -> Prepared:
         added.check(asked, launcher)
         differs += (*added.differs(asked), data_parallel.DIFFERS)
     return Prepared(
-        asked, launcher, served(source), tuple(dict.fromkeys(differs)), _notes(source, asked, launcher)
+        asked, launcher, served(source), tuple(dict.fromkeys(differs)), _notes(asked, launcher),
+        _rate(source, groups),
     )  # fmt: skip
 
 
@@ -249,7 +254,7 @@ def _refuse_processes(asked: Asked, launcher: Launcher) -> None:
             raise refused(refusal, f"launch --engine {launcher.name}")
 
 
-def _notes(source: Source, asked: Asked, launcher: Launcher) -> tuple[str, ...]:
+def _notes(asked: Asked, launcher: Launcher) -> tuple[str, ...]:
     said = [*network.unnamed(asked), *launcher.notes(asked)]
     if not launcher.binds_ranks(asked):
         through = f"{launcher.name} through Ray" if asked.multi_node == "ray" else launcher.name
@@ -257,25 +262,32 @@ def _notes(source: Source, asked: Asked, launcher: Launcher) -> tuple[str, ...]:
     if not asked.alone and not asked.hosts and asked.multi_node != "slurm":
         nodes = ", ".join(f"HOST_{node}" for node in asked.nodes[:4]) + (", ..." if len(asked.nodes) > 4 else "")
         said.append(f"addresses of nodes are not given: fill {nodes} in hosts.env, or give --hosts")
-    if isinstance(source, Pair) and not source.keeps_up:
-        said.append(f"the route does not keep up with {source.rate_per_s:g} requests/s: {source.limiting}")
-    if isinstance(source, Pair):
-        said += _rate(source, asked)
     return tuple(said)
 
 
-def _rate(source: Pair, asked: Asked) -> list[str]:
-    """How many groups the rate takes, and what of the devices is left."""
+def _rate(source: Source, groups: Sequence[Group]) -> tuple[str, ...]:
+    """Whether a handoff's route and pools carry its rate, and what of the devices is left."""
+    if isinstance(source, Plan):
+        return ()
+    said = []
+    if not source.keeps_up:
+        said.append(f"the route does not keep up with {source.rate_per_s:g} requests/s: {source.limiting}")
     supply = source.verdict.supply if source.verdict else None
-    if supply is None or not supply.serves:
-        short = supply.reason if supply else source.unserved
-        return [f"the pools do not serve the rate: {short}"] if short else []
-    left = source.cluster.size - sum(len(group.devices) for group in asked.groups)
-    return [supply.reason + (f"; the other {left} are left unused" if left else "")]
+    if supply is not None and supply.serves:
+        left = source.cluster.size - sum(len(group.devices) for group in groups)
+        said.append(supply.reason + (f"; the other {left} are left unused" if left else ""))
+    elif short := supply.reason if supply else source.unserved:
+        said.append(f"the pools do not serve the rate: {short}")
+    return tuple(said)
 
 
 def assemble(
-    asked: Asked, launcher: Launcher, served: Served, differs: Sequence[str] = (), notes: Sequence[str] = ()
+    asked: Asked,
+    launcher: Launcher,
+    served: Served,
+    differs: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    rate: Sequence[str] = (),
 ) -> Deployment:
     """Processes, router and files of what the launcher does not refuse."""
     # Without a router in front, the one group answers where a router would.
@@ -305,6 +317,6 @@ def assemble(
         start_s=asked.start_s,
         served=served,
         differs=tuple(differs),
-        notes=tuple(notes),
+        notes=(*notes, *rate),
         files=files,
     )
