@@ -6,7 +6,7 @@ services; files in ConfigMaps are given to the engine's reader. Nothing is run.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,31 +15,24 @@ from linkwise.core.files import MAX_YAML_BYTES, parse_yaml, read_text
 from linkwise.engine import flags
 from linkwise.engine.base import Parsed
 from linkwise.engine.registry import parse_command
-from linkwise.launch import roles, shell
-from linkwise.launch.expand import by_kubernetes, by_shell, with_arguments
+from linkwise.launch import programs, roles
+from linkwise.launch.expand import Text, by_kubernetes
+from linkwise.launch.walk import REFERS, Launch, launches
 from linkwise.launch.write import DEPLOYMENT, read
 from linkwise.model.types import Model
 
 _MOST_DOCUMENTS = 500
 _MOST_REPLICAS = 65_536
-_MOST_SHELLS = 3  # one in another
 # Processes of a group that open no door: vLLM's, and SGLang's nodes after the first.
 _FOLLOWS = re.compile(r"--headless\b|--node[-_]rank[ =][1-9]")
-_LAUNCHES = re.compile(
-    r"(^|[\s/])((vllm|sglang) serve|trtllm-serve(?! disaggregated)|-m (vllm\.entrypoints|sglang\.launch_server)\S*)"
-    r"(\s|$)"
-)
+_OTHERWISE = "Where it is known, give the command that runs with --from-command"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
-# Dynamo's workers take the engine's flags beside their own (components/src/dynamo): the program it stands for, and
-# their own flags with and without a value.
-_DYNAMO = {"dynamo.vllm": ["vllm", "serve"], "dynamo.sglang": ["sglang", "serve"]}
-_DYNAMO_VALUES = {"--disaggregation-mode", "--namespace", "--endpoint", "--connector", "--discovery-backend"}
-_DYNAMO_SWITCHES = {"--is-prefill-worker", "--is-decode-worker", "--use-vllm-tokenizer", "--enable-multimodal"}
 
 
 class Running(NamedTuple):
     """One command of a deployment. devices: of all pods of a group, as the object asks for them; 0 = not said.
-    pool: which of a pair it belongs to, "" = none that is said."""
+    pool: which of a pair it belongs to, "" = none that is said. launch: how its script came to it. container: which
+    starts it. beside: what the same container runs at the same time."""
 
     name: str
     words: tuple[str, ...]
@@ -48,21 +41,54 @@ class Running(NamedTuple):
     files: dict[str, str]
     where: str
     pool: roles.Pool = ""
+    launch: Launch = Launch(())
+    container: str = ""
+    beside: tuple[tuple[str, ...], ...] = ()
 
     def parse(self, *, version: str | None = None, model: Model | None = None) -> Parsed:
-        """What it runs, all replicas. Raises InputError as the engine's reader, with the object's name."""
+        """What it runs, all replicas. Raises InputError as the engine's reader, with the object's name, and for what
+        the script does not let be known."""
         from msgspec.structs import replace
 
+        if self.launch.refused:
+            raise InputError(self.launch.refused, where=self.where, expected="a value that is known", hint=_OTHERWISE)
         try:
             found = parse_command(list(self.words), version=version, model=model, files=self.files)
         except InputError as error:
             place = f"{self.where}: {error.where}" if error.where else self.where
-            raise InputError(error.message, where=place, expected=error.expected, hint=error.hint) from None
-        notes = (*found.notes, *roles.said(self.pool, self.where))
-        uses = found.layout.size * found.replicas
-        if self.devices and uses != self.devices:
-            notes = (*notes, f"{self.where}: pods ask for {self.devices} devices, the command uses {uses}")
+            why = self._unknown(error.message)
+            message, hint = (f"{error.message}: {why}", _OTHERWISE) if why else (error.message, error.hint)
+            raise InputError(message, where=place, expected=error.expected, hint=hint) from None
+        if "$" in found.model and (why := self._unknown(found.model)) and "condition" in why:
+            raise InputError(why, where=self.where, expected="a value that is known", hint=_OTHERWISE)
+        notes = (*found.notes, *self.launch.notes, *roles.said(self.pool, self.where))
+        if over := self._devices(found, version, model):
+            notes = (*notes, over)
         return replace(found, replicas=found.replicas * self.replicas, notes=notes)
+
+    def _unknown(self, text: str) -> str:
+        """Why what is left as written in a text is not known."""
+        found = [written for written in self.launch.unknown if written in text]
+        if not found:
+            return ""
+        written = max(found, key=len)
+        return f"{written.lstrip('$') if written[1:].isidentifier() else written} {self.launch.unknown[written]}"
+
+    def _devices(self, found: Parsed, version: str | None, model: Model | None) -> str:
+        """What to say where a container asks for other devices than its commands use; nothing where they agree."""
+        uses = [found.layout.size * found.replicas]
+        if not self.devices or uses[0] == self.devices:
+            return ""
+        for words in self.beside:
+            try:
+                other = parse_command(list(words), version=version, model=model, files=self.files)
+            except InputError:
+                return ""  # what the other uses is said where it is read itself
+            uses.append(other.layout.size * other.replicas)
+        if sum(uses) == self.devices:
+            return ""
+        commands = f"its {len(uses)} commands use" if self.beside else "the command uses"
+        return f"{self.where}: pods ask for {self.devices} devices, {commands} {sum(uses)}"
 
 
 def load(path: str | Path) -> tuple[Running, ...]:
@@ -84,30 +110,60 @@ def load(path: str | Path) -> tuple[Running, ...]:
             "no container starts a known engine", where=where,
             expected="vllm serve, sglang.launch_server, trtllm-serve or a Dynamo worker in some container",
         )  # fmt: skip
-    return tuple(found)
+    return tuple(map(_with_counterpart(found), found))
+
+
+def _with_counterpart(found: list[Running]) -> Callable[[Running], Running]:
+    """Names speak of pools where both are there, or where the command hands KV over."""
+    there = {one.pool or roles.named(one.name) for one in found}
+
+    def settled(one: Running) -> Running:
+        by_name = roles.named(one.name)
+        if one.pool or not by_name or not (there >= {"prefill", "decode"} or roles.hands_over(one.launch.words)):
+            return one
+        return one._replace(pool=by_name)
+
+    return settled
 
 
 def choose(found: tuple[Running, ...], name: str, where: str) -> Running:
     """One command: the one of this name or pool, or the only kind there is. Raises InputError listing them."""
+    names = ", ".join(dict.fromkeys(one.name for one in found))
     if name:
         found = tuple(one for one in found if name in {one.name, one.pool})
+        if not found:
+            raise InputError(f"no command of {name!r}"[:80], where=where, expected=f"FILE:NAME, NAME one of {names}")
     # Replicas differ in ports and addresses; what they run is the same.
-    kinds = {
-        (one.pool, p.engine, p.model, p.layout, p.replicas, p.options): one for one in found for p in [one.parse()]
-    }
+    kinds: dict[object, list[Running]] = {}
+    for one in found:
+        p = one.parse()
+        kinds.setdefault((one.pool, p.engine, p.model, p.layout, p.replicas, p.options), []).append(one)
     if len(kinds) == 1:
-        (one,) = kinds.values()
-        return one._replace(replicas=sum(each.replicas for each in found))
-    names = dict.fromkeys(one.name for one in found)
-    if len(names) == 1 and len(kinds) > 1:
+        (same,) = kinds.values()
+        return same[0]._replace(replicas=sum(each.replicas for each in _together(same)))
+    if len({one.name for one in found}) == 1:
+        pools = sorted({one.pool for one in found} - {""}, reverse=True)
+        if len(pools) == 2:
+            raise InputError(
+                f"a prefill and a decode command in {found[0].name}",
+                where=where,
+                expected="FILE:prefill or FILE:decode",
+            )
         raise InputError(
-            f"{len(kinds)} different commands in {next(iter(names))}", where=where, expected="one",
+            f"{len(kinds)} different commands in {found[0].name}", where=where, expected="one",
             hint="Branches of a script are not chosen: give the one that runs with --from-command",
         )  # fmt: skip
-    raise InputError(
-        f"{len(kinds)} different commands" if kinds else f"no command of {name!r}"[:80], where=where,
-        expected="FILE:NAME, NAME one of " + (", ".join(names) or "its objects"),
-    )  # fmt: skip
+    names = ", ".join(dict.fromkeys(one.name for one in found))
+    raise InputError(f"{len(kinds)} different commands", where=where, expected=f"FILE:NAME, NAME one of {names}")
+
+
+def _together(found: Sequence[Running]) -> list[Running]:
+    """Those that run at one time: of a script's branches one."""
+    kept: list[Running] = []
+    for one in found:
+        if all(k.container != one.container or not k.container or k.launch.together(one.launch) for k in kept):
+            kept.append(one)
+    return kept
 
 
 def _own(path: str | Path) -> tuple[Running, ...]:
@@ -119,7 +175,7 @@ def _own(path: str | Path) -> tuple[Running, ...]:
         )
         found.append(
             Running(
-                name=group.role if group.role != "both" else group.name, words=_dynamo(list(process.command)),
+                name=group.role if group.role != "both" else group.name, words=programs.dynamo(list(process.command)),
                 replicas=1, devices=len(group.devices), files=made.files, where=f"{path}: {group.name}",
                 pool="" if group.role in {"both", "router"} else group.role,  # type: ignore[arg-type]
             )
@@ -181,8 +237,9 @@ def _graph(spec: dict[str, Any], files: dict[str, str], where: str) -> Iterator[
             name = str(one.get("name", ""))[:63]
             size = _nodes(one, where)
             yield from _pod(
-                one.get("podTemplate"), name, _count(one.get("replicas", 1), where), size, files, f"{where}: {name}"
-            )
+                one.get("podTemplate"), name, _count(one.get("replicas", 1), where), size, files, f"{where}: {name}",
+                _told(one),
+            )  # fmt: skip
     services = spec.get("services")
     for name, one in services.items() if isinstance(services, dict) else ():
         extra = one.get("extraPodSpec") if isinstance(one, dict) else None
@@ -192,13 +249,14 @@ def _graph(spec: dict[str, Any], files: dict[str, str], where: str) -> Iterator[
             container = {**main, "resources": limits, "env": one.get("envs", main.get("env", []))}
             pod = {"spec": {"containers": [container]}}
             yield from _pod(
-                pod,
-                str(name)[:63],
-                _count(one.get("replicas", 1), where),
-                _nodes(one, where),
-                files,
-                f"{where}: {name}",
-            )
+                pod, str(name)[:63], _count(one.get("replicas", 1), where), _nodes(one, where), files,
+                f"{where}: {name}", _told(one),
+            )  # fmt: skip
+
+
+def _told(component: Mapping[str, Any]) -> list[str]:
+    """The pool that a component of a graph is typed as: `type` (v1beta1), `subComponentType` (v1alpha1)."""
+    return [str(component.get(key, "")) for key in ("type", "componentType", "subComponentType")]
 
 
 def _nodes(one: dict[str, Any], where: str) -> int:
@@ -206,96 +264,77 @@ def _nodes(one: dict[str, Any], where: str) -> int:
     return _count(multi.get("nodeCount", 1), f"{where}: nodeCount") if isinstance(multi, dict) else 1
 
 
-def _pod(template: Any, name: str, replicas: int, size: int, files: dict[str, str], where: str) -> Iterator[Running]:
+def _pod(
+    template: Any, name: str, replicas: int, size: int, files: dict[str, str], where: str, told: Sequence[str] = ()
+) -> Iterator[Running]:
     spec = template.get("spec") if isinstance(template, dict) else None
     meta = template.get("metadata") if isinstance(template, dict) else None
     labels = meta.get("labels") if isinstance(meta, dict) else None
-    told = [str(v) for k, v in labels.items() if str(k).endswith("role")] if isinstance(labels, dict) else []
+    told = (
+        [*told, *(str(v) for k, v in labels.items() if str(k).endswith("role"))] if isinstance(labels, dict) else told
+    )
     containers = spec.get("containers") if isinstance(spec, dict) else None
-    for container in containers if isinstance(containers, list) else ():
-        if not isinstance(container, dict):
-            continue
-        for words in _started(container, size, where):
-            pool = roles.pool(words, *told, name)
-            devices = _devices(container, where) * size
-            yield Running(name, _dynamo(words), replicas, devices, files, where, pool)
+    for number, container in enumerate(containers if isinstance(containers, list) else ()):
+        if isinstance(container, dict):
+            started = _started(container, size, where)
+            devices = _devices(container, where) * size if started else 0
+            made = Running(name, (), replicas, devices, files, where, container=f"{where} {number}")
+            yield from _each(made, started, told)
 
 
-def _started(container: Mapping[str, Any], size: int, where: str) -> list[list[str]]:
+def _each(made: Running, started: Sequence[Launch], told: Sequence[str]) -> Iterator[Running]:
+    """A container's commands, each with those that run beside it."""
+    for at, one in enumerate(started):
+        others = [o for n, o in enumerate(started) if n != at and (one.together(o) if n > at else o.together(one))]
+        yield made._replace(
+            words=programs.dynamo(one.words), pool=roles.pool(one.words, *told), launch=one,
+            beside=tuple(programs.dynamo(o.words) for o in others),
+        )  # fmt: skip
+
+
+def _started(container: Mapping[str, Any], size: int, where: str) -> list[Launch]:
     """The engines a container starts: its own command, those of its script, or its image's with its arguments."""
-    variables = _variables(container) | {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": "0"}
-    command = [by_kubernetes(str(w), variables) for w in _listed(container.get("command"))]
-    arguments = [by_kubernetes(str(w), variables) for w in _listed(container.get("args"))]
-    words = [*command, *arguments]
-    given = shell.script(words)
-    if given is not None:
-        found = _doors(given, variables, where)
-    elif not command and container.get("image"):
-        found = [[str(container["image"]), *arguments]]
-    else:
-        found = [words]
-    environment = [f"{k}={v}" for k, v in variables.items() if k.startswith(("VLLM_", "SGLANG_"))]
-    return [[*environment, *each] for each in found if _starts(_dynamo(each))]
-
-
-def _doors(given: shell.Script, variables: Mapping[str, str], where: str) -> list[list[str]]:
-    """The different engines that a script starts; of a group's processes, in branches by index, those that answer."""
+    variables = _variables(container) | {"LWS_GROUP_SIZE": Text(str(size)), "LWS_WORKER_INDEX": Text("0")}
+    plain = {n: v.text for n, v in variables.items() if v.known}
     try:
-        found = list(_launched(given, variables, _MOST_SHELLS))
+        command = [by_kubernetes(str(w), plain) for w in _listed(container.get("command"))]
+        arguments = [by_kubernetes(str(w), plain) for w in _listed(container.get("args"))]
+        given = programs.script(programs.program([*command, *arguments]))
+        found = _doors(launches(given, variables)) if given is not None else []
     except InputError as error:
         raise InputError(error.message, where=f"{where}: {error.where}", expected=error.expected) from None
-    answering = [words for words in found if not _FOLLOWS.search(" ".join(words))] or found
-    return list(map(list, dict.fromkeys(map(tuple, answering))))
+    if given is not None:
+        return found
+    unknown = {f"$({n})": f"{n} {REFERS}" for n, v in variables.items() if not v.known}
+    told = [f"{n}={v}" for n, v in plain.items() if n.startswith(("VLLM_", "SGLANG_"))]
+    words = [*command, *arguments]
+    if programs.starts(words):
+        return [Launch((*told, *words), unknown)]
+    if not command and programs.image(str(container.get("image", ""))):
+        return [Launch((*told, str(container["image"]), *arguments), unknown)]
+    return []
 
 
-def _launched(given: shell.Script, variables: Mapping[str, str], deep: int) -> Iterator[list[str]]:
-    """Every command of a script that starts an engine, also in scripts it gives to other shells."""
-    text = by_shell(with_arguments(given.text, given.arguments), variables)
-    for words in shell.commands(text):
-        inner = shell.script(words)
-        if inner is not None and deep > 1:
-            yield from _launched(inner, variables, deep - 1)
-        elif inner is None and _launches(_dynamo(words)):
-            yield words
+def _doors(found: Sequence[Launch]) -> list[Launch]:
+    """The different engines that a script starts; of a group's processes, in branches by index, those that answer."""
+    answering = [one for one in found if not _FOLLOWS.search(" ".join(one.words))] or list(found)
+    return list({one.words: one for one in reversed(answering)}.values())[::-1]
 
 
-def _dynamo(words: Sequence[str]) -> tuple[str, ...]:
-    """A Dynamo worker's words as those of the engine it runs."""
-    for at in range(len(words) - 1):
-        if words[at] == "-m" and words[at + 1] in _DYNAMO:
-            kept, skip = [], False
-            for word in words[at + 2 :]:
-                if not skip and word not in _DYNAMO_VALUES and word not in _DYNAMO_SWITCHES:
-                    kept.append(word)
-                skip = not skip and word in _DYNAMO_VALUES
-            environment = [w for w in words[:at] if re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", w)]
-            return (*environment, *_DYNAMO[words[at + 1]], *kept)
-    return tuple(words)
-
-
-def _starts(words: Sequence[str]) -> bool:
-    """Whether a container's words start an engine, by its program or as what its image starts."""
-    text = " ".join(words)
-    return bool(
-        re.search(r"(^|[\s/])(vllm(-openai\S*)?|sglang(\.launch_server)?|trtllm-serve)(\s|$|:|@)|vllm\.entry", text)
-    ) and not re.search(r"trtllm-serve disaggregated\b", text)  # what stands before two pools
-
-
-def _launches(words: Sequence[str]) -> bool:
-    """Whether a script's command starts an engine, rather than installs it, waits for it or writes of it."""
-    return words[0] not in {"echo", "printf"} and bool(_LAUNCHES.search(" ".join(words)))
-
-
-def _variables(container: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _variables(container: Mapping[str, Any]) -> dict[str, Text]:
+    """A container's environment; what refers to something else is not known."""
+    found: dict[str, Text] = {}
     listed = container.get("env", container.get("environment"))
     if isinstance(listed, dict):
-        return {str(k): str(v) for k, v in listed.items() if isinstance(v, str | int | float)}
+        return {str(k): Text(str(v)) for k, v in listed.items() if isinstance(v, str | int | float)}
     for one in listed if isinstance(listed, list) else ():
         if isinstance(one, dict) and isinstance(one.get("value"), str | int):
-            found[str(one.get("name"))] = by_kubernetes(str(one["value"]), found)
+            known = {n: v.text for n, v in found.items() if v.known}
+            found[str(one.get("name"))] = Text(by_kubernetes(str(one["value"]), known))
+        elif isinstance(one, dict) and isinstance(one.get("valueFrom"), dict):
+            found[str(one.get("name"))] = Text(f"${one.get('name')}", known=False)
         elif isinstance(one, str) and "=" in one:
-            found[one.partition("=")[0]] = one.partition("=")[2]
+            found[one.partition("=")[0]] = Text(one.partition("=")[2])
     return found
 
 
@@ -314,14 +353,13 @@ def _compose(services: dict[str, Any], files: dict[str, str], where: str) -> Ite
             continue
         entry, command = _shell_words(one.get("entrypoint")), _shell_words(one.get("command"))
         container = {"image": one.get("image"), "env": one.get("environment"), "command": entry, "args": command}
-        if not entry and command[:1] and _starts((command[0],)):
+        if not entry and command[:1] and (programs.starts(command) or programs.script(programs.program(command))):
             container |= {"command": command, "args": []}
         deploy = one.get("deploy") if isinstance(one.get("deploy"), dict) else {}
         here = f"{where}: service {name}"[:200]
-        for words in _started(container, 1, here):
+        if started := _started(container, 1, here):
             replicas = _count((deploy or {}).get("replicas", 1), f"{where}: {name}")
-            pool = roles.pool(words, str(name))
-            yield Running(str(name)[:63], _dynamo(words), replicas, 0, files, here, pool)
+            yield from _each(Running(str(name)[:63], (), replicas, 0, files, here, container=here), started, ())
 
 
 def _shell_words(value: Any) -> list[str]:

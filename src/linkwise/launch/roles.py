@@ -14,19 +14,29 @@ _SAYS = {
     "prefill": rf"\bkv_producer\b|{_MODE}prefill\b|--is-prefill-worker\b|{_SERVER}context\b",
     "decode": rf"\bkv_consumer\b|{_MODE}decode\b|--is-decode-worker\b|{_SERVER}generation\b",
 }
-_NAMED = re.compile(r"(?:^|[^a-z])(prefill|decode)(?:$|[^a-z])")
+_NAMED = re.compile(r"(?:^|[^a-z])(prefill|decode)(?=$|[^a-z])")
+_HANDS_OVER = re.compile(r"--kv[-_]transfer[-_]config|--disaggregation[-_]", re.IGNORECASE)
 
 
-def pool(words: Sequence[str], *names: str) -> Pool:
-    """The pool of a command; where it does not say so, the first of these names and labels that names one."""
+def pool(words: Sequence[str], *labels: str) -> Pool:
+    """The pool of a command; where it does not say so, that of labels which state a role and nothing else."""
     text = " ".join(words)
     told = [role for role, pattern in _SAYS.items() if re.search(pattern, text, re.IGNORECASE)]
     if len(told) == 1:
         return told[0]  # type: ignore[return-value]
-    for name in names:
-        if found := _NAMED.search(name.lower()):
-            return found[1]  # type: ignore[return-value]
-    return ""
+    stated = {label.lower() for label in labels} & {"prefill", "decode"}
+    return stated.pop() if len(stated) == 1 else ""  # type: ignore[return-value]
+
+
+def named(name: str) -> Pool:
+    """The pool that an object's name speaks of (`m-decode`, `VllmDecodeWorker`): a pool only beside its counterpart."""
+    found = set(_NAMED.findall(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()))
+    return found.pop() if len(found) == 1 else ""
+
+
+def hands_over(words: Sequence[str]) -> bool:
+    """Whether a command hands KV over or takes it: what its name says of a pool then holds."""
+    return bool(_HANDS_OVER.search(" ".join(words)))
 
 
 def said(role: Pool, where: str) -> tuple[str, ...]:
