@@ -70,7 +70,7 @@ def _better(one: Offer, own: Offer) -> bool:
 
 
 def _cost(one: Offer) -> str:
-    load = f"at {one.for_rate_per_s:g}/s" if one.for_rate_per_s is not None else "at full load"
+    load = f"at {one.for_rate_per_s:g}/s" if one.for_rate_per_s is not None else "at what it delivers"
     return f"{one.usd_per_Mtoken:.3g} USD a million output tokens {load}, {one.devices} devices"
 
 
