@@ -108,7 +108,9 @@ def test_a_handoff_of_another_workload_or_cluster_is_not_passed_over(
     linkwise.save(made, own)
     sides = {"prefill_tp": 1, "decode_tp": 1}
     linkwise.save(
-        linkwise.handoff("llama-3.1-8b", "1x4xh100-sxm", prompt=512, engine="sglang", rate="3/s", osl=100, **sides),
+        linkwise.handoff(
+            "llama-3.1-8b", "1x4xh100-sxm", prompt=512, engine="sglang", rate="3/s", osl=100, kv_dtype="fp8", **sides
+        ),
         pair,
     )
     assert cli.main(["report", str(own), str(pair), "--json"]) == 0
@@ -117,6 +119,7 @@ def test_a_handoff_of_another_workload_or_cluster_is_not_passed_over(
     assert f"beside the plan: {used}" in said
     assert [line.strip() for line in used.split(";")][1:] == [
         "it is for prompts of 512 tokens, the plan for prompts of 1000 tokens",
+        "it is for KV in float8_e4m3, the plan for KV in bfloat16",
         "it is for 3 requests/s, the plan for 2 requests/s",
     ]
     assert used.startswith("pair.json: handoff: it is for sglang ") and "the plan for vllm " in used

@@ -7,6 +7,7 @@ from linkwise.core.errors import InputError
 from linkwise.plan import handoff_types
 from linkwise.plan.handoff_pair import Pair
 from linkwise.plan.handoff_types import Handoff
+from linkwise.plan.step import kv_dtype_of
 from linkwise.plan.traffic_types import LinkLoad, Part, Traffic
 from linkwise.plan.types import Plan
 from linkwise.report.page.picture import Counted
@@ -36,6 +37,8 @@ def unlike(found: Pair, plan: Plan) -> tuple[str, ...]:
         (f"{found.engine} {found.engine_version}", f"{plan.engine} {plan.engine_version}"),
         (f"prompts of {found.prompt_tokens} tokens", f"prompts of {asks.isl_tokens} tokens"),
         (f"answers of {found.output_tokens} tokens", f"answers of {asks.osl_tokens} tokens"),
+        (f"KV in {found.kv_dtype}", f"KV in {kv_dtype_of(plan.model, plan.options)}"),
+        (f"weights quantized: {found.served.quantization}", f"weights quantized: {plan.model.quantization}"),
         (f"{found.rate_per_s:g} requests/s", f"{asks.rate_per_s:g} requests/s" if asks.rate_per_s else "no rate"),
     )
     said = tuple(f"it is for {theirs}, the plan for {ours}" for theirs, ours in pairs if theirs != ours)
