@@ -70,7 +70,10 @@ def task_of(
     what = model_of(today.model if model is None else model, given)
     # Once more with the model: what a data-parallel flag means depends on whether it has experts.
     today = read(version=version, model=what)
-    ignored = (f"flags that change neither layout nor memory: {' '.join(today.ignored)}",) if today.ignored else ()
+    without_effect = " ".join(today.ignored)
+    ignored = (
+        (f"flags and variables that change neither layout nor memory: {without_effect}",) if without_effect else ()
+    )
     # Degrees of one's own make another layout: the command's then count no more. Beside a server that says how many
     # engines it has and no more, they are what it does not say.
     says = _degrees_of(today.layout)

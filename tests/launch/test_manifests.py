@@ -147,3 +147,155 @@ def test_a_pool_in_a_pasted_command_is_said() -> None:
 def test_variables_that_grow_without_end_are_refused() -> None:
     with pytest.raises(InputError, match="too long"):
         by_kubernetes("$(A)" * 1000, {"A": "x" * 1000})
+
+
+def started(tmp_path: Path, script: str, *, name: str = "m", more: str = "") -> Path:
+    """A Deployment whose container runs a script."""
+    text = container('["bash", "-c"]', json.dumps([script])).replace("args:", f"{more}args:")
+    return read(tmp_path, text.replace("metadata: {name: m}", f"metadata: {{name: {name}}}"))
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('if [ "$BIG" = 1 ]; then TP=8; else TP=4; fi; vllm serve a/b -tp $TP', r"-tp.*TP is set under a condition"),
+        ("TP=$(nvidia-smi -L | wc -l); vllm serve a/b -tp $TP", r"TP is set from \$\(nvidia-smi\.\.\.\)"),
+        ("vllm serve a/b -tp $TP", "TP is set nowhere in the file"),
+        ("read TP; vllm serve a/b -tp $TP", "TP is read while the script runs"),
+        ('A="-tp 2"; [ "$X" = 1 ] && A="-tp 4"; vllm serve a/b $A', "A is set under a condition"),
+        ('A=(-tp 2); [ "$X" = 1 ] && A+=(-pp 2); vllm serve a/b "${A[@]}"', "A is set under a condition"),
+        ("for i in $LIST; do vllm serve a/b --port $i & done", "a loop starts it"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_its_name(tmp_path: Path, script: str, said: str) -> None:
+    (one,) = load(started(tmp_path, script))
+    with pytest.raises(InputError, match=said) as error:
+        one.parse()
+    assert "--from-command" in (error.value.hint or "")
+    assert "not expanded" not in str(error.value)
+
+
+def test_variables_that_refer_elsewhere_are_not_known(tmp_path: Path) -> None:
+    """A default stands for a variable that is not set, and this one is."""
+    reference = "env: [{name: TP, valueFrom: {configMapKeyRef: {name: c, key: tp}}}], "
+    (one,) = load(started(tmp_path, "vllm serve a/b -tp ${TP:-2}", more=reference))
+    with pytest.raises(InputError, match="TP is set by a reference"):
+        one.parse()
+    text = container('["vllm", "serve", "a/b", "-tp", "$(TP)"]', "[]").replace("args:", f"{reference}args:")
+    (one,) = load(read(tmp_path, text))
+    with pytest.raises(InputError, match="TP.* is set by a reference"):
+        one.parse()
+
+
+@pytest.mark.parametrize("init", ['"/usr/bin/tini", "--", ', '"tini", "-s", "-g", "--", ', '"/usr/bin/dumb-init", '])
+def test_an_init_before_a_shell(tmp_path: Path, init: str) -> None:
+    (one,) = load(read(tmp_path, container(f'[{init}"bash", "-c"]', '["TP=2; exec vllm serve a/b -tp $TP"]')))
+    assert one.parse().layout == Layout(tp=2)
+    (one,) = load(read(tmp_path, container(f'[{init}"vllm", "serve"]', '["a/b", "-tp", "4"]')))
+    assert one.parse().layout == Layout(tp=4)
+
+
+DYNAMO = """
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: g}
+spec:
+  services:
+    ONE:
+      SUB
+      replicas: 1
+      extraPodSpec: {mainContainer: {image: i, command: [python3, -m, dynamo.vllm],
+        args: [--model, a/b, --tensor-parallel-size, "4"FLAG]}}
+    OTHER:
+      replicas: 2
+      extraPodSpec: {mainContainer: {image: i, command: [python3, -m, dynamo.vllm],
+        args: [--model, a/b, --tensor-parallel-size, "8"]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "sub", "flag", "other"),
+    [
+        ("Worker", "subComponentType: prefill", "", "Second"),
+        ("Worker", "", ", --is-prefill-worker", "Second"),
+        ("Worker", "", ", --disaggregation-mode, prefill", "Second"),
+        ("Worker", "", ", --disaggregation-mode=prefill", "Second"),
+        ("VllmPrefillWorker", "", "", "VllmDecodeWorker"),
+    ],
+)
+def test_pools_of_an_older_dynamo_graph(tmp_path: Path, one: str, sub: str, flag: str, other: str) -> None:
+    """Dynamo's operator (api/v1alpha1): subComponentType; names as in its examples."""
+    text = DYNAMO.replace("ONE", one).replace("SUB", sub).replace("FLAG", flag).replace("OTHER", other)
+    path = read(tmp_path, text)
+    found = choose(load(path), "prefill", str(path))
+    assert (found.name, found.pool, found.parse().layout) == (one, "prefill", Layout(tp=4))
+    assert "the prefill pool of a pair" in found.parse().notes[-1]
+    if other == "VllmDecodeWorker":
+        assert choose(load(path), "decode", str(path)).parse().replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "pool"),
+    [
+        ("chunked-prefill", "--enable-chunked-prefill", ""),
+        ("m-decode", "", ""),
+        ("m-decode", '--kv-transfer-config {"kv_role":"kv_both"}', "decode"),
+        ("prefill-decode", '--kv-transfer-config {"kv_role":"kv_both"}', ""),
+    ],
+)
+def test_a_name_is_a_pool_beside_its_counterpart_or_a_hand_over(
+    tmp_path: Path, name: str, flags: str, pool: str
+) -> None:
+    words = json.dumps(["vllm", "serve", "a/b", *flags.split()])
+    (one,) = load(read(tmp_path, container(words, "[]").replace("metadata: {name: m}", f"metadata: {{name: {name}}}")))
+    assert one.pool == pool
+
+
+@pytest.mark.parametrize("label", ["prefill-decode", "both"])
+def test_a_label_that_says_both(tmp_path: Path, label: str) -> None:
+    text = container('["vllm", "serve", "a/b"]', "[]")
+    text = text.replace("template: {", f"template: {{metadata: {{labels: {{llm-d.ai/role: {label}}}}}, ")
+    (one,) = load(read(tmp_path, text))
+    assert one.pool == ""
+
+
+def test_two_servers_of_one_container_share_its_devices(tmp_path: Path) -> None:
+    each = "CUDA_VISIBLE_DEVICES={} vllm serve a/b -tp 4 --port {} &"
+    script = each.format("0-3", 8000) + each.format("4-7", 8001) + " wait"
+    gpus = 'resources: {limits: {nvidia.com/gpu: "8"}}, '
+    path = started(tmp_path, script, more=gpus)
+    one = choose(load(path), "", str(path))
+    assert (one.parse().layout, one.parse().replicas) == (Layout(tp=4), 2)
+    assert not [note for note in one.parse().notes if "devices" in note]
+    path = started(tmp_path, script.replace("-tp 4", "-tp 2"), more=gpus)
+    assert "pods ask for 8 devices, its 2 commands use 4" in choose(load(path), "", str(path)).parse().notes[-1]
+    # Of two branches one runs: one server, which leaves devices unused.
+    path = started(
+        tmp_path, 'if [ "$X" ]; then vllm serve a/b -tp 4; else vllm serve a/b -tp 4 --port 1; fi', more=gpus
+    )
+    one = choose(load(path), "", str(path))
+    assert one.parse().replicas == 1
+    assert "pods ask for 8 devices, the command uses 4" in one.parse().notes[-1]
+
+
+def test_pools_in_one_scripts_branches_and_names_that_are_not_there(tmp_path: Path) -> None:
+    command = 'vllm serve a/b --kv-transfer-config \'{"kv_role":"kv_ROLE"}\''
+    pair = [command.replace("ROLE", role) for role in ("producer", "consumer")]
+    path = started(tmp_path, f'if [ "$ROLE" = p ]; then {pair[0]} -tp 2; else {pair[1]} -tp 4; fi')
+    with pytest.raises(InputError, match="FILE:prefill or FILE:decode"):
+        choose(load(path), "", str(path))
+    assert choose(load(path), "decode", str(path)).parse().layout == Layout(tp=4)
+    with pytest.raises(InputError, match="no command of 'x'.*NAME one of m"):
+        choose(load(path), "x", str(path))
+
+
+def test_a_script_is_read_whole_or_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"100\d\d\d characters"):
+        load(started(tmp_path, "# " + "x" * 100_000 + "\nvllm serve a/b -tp 2"))
+
+
+def test_a_file_that_a_script_sources_is_said(tmp_path: Path) -> None:
+    (one,) = load(started(tmp_path, "source /opt/env.sh; . /opt/venv/bin/activate; vllm serve a/b"))
+    assert [note for note in one.parse().notes if "not read" in note] == [
+        "/opt/env.sh is not read: what it sets is not known"
+    ]

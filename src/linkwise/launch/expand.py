@@ -53,8 +53,8 @@ class Reader:
 
     def step(self) -> None:
         self.steps += 1
-        if self.steps > 20_000:
-            raise InputError("more than 20,000 commands", where="script", expected="a script that starts an engine")
+        if self.steps > 10_000:
+            raise InputError("more than 10,000 commands", where="script", expected="a script that starts an engine")
 
     def hole(self, written: str, why: str, *, splits: bool = False) -> Text:
         """What stays as it is written, and why."""

@@ -104,11 +104,11 @@ class _Walk:
         self.reader.unknown[f"${name}"] = "is set under a condition"
         return Text(f"${name}", known=False, splits=splits)
 
-    def lost(self, names: set[str], state: _State, why: str) -> _State:
+    def lost(self, names: set[str], state: _State, why: str, *, splits: bool = True) -> _State:
         scope = state.scope
         for name in scope.variables if "*" in names else names:
             self.reader.unknown[f"${name}"] = why
-            scope = scope.assign(name, Text(f"${name}", known=False, splits=True))
+            scope = scope.assign(name, Text(f"${name}", known=False, splits=splits))
         return state._replace(scope=scope)
 
     def body(self, body: Body, state: _State | None, place: _Place) -> _Outcome:
@@ -160,7 +160,7 @@ class _Walk:
             case Loop():
                 return self.loop(command, state, place)
             case Sum():
-                return (after := self.lost(changed(command.text), state, "is changed by a sum")), after
+                return (after := self.lost(changed(command.text), state, "is changed by a sum", splits=False)), after
             case Test():
                 words = [text(w, state.scope, self.reader) for w in command.words]
                 pattern = bool(PATTERN.search(command.words[-1])) if len(words) == 3 else False
@@ -212,8 +212,8 @@ class _Walk:
                     now = self.merge(*self.body(command.body, now, place))
             return now, None
         counted = command.test is None
-        named |= {command.name} - {""}
-        before = self.lost(named, state, "is set in a loop")
+        before = self.lost({command.name} - {""}, state, "is a word of a loop's list", splits=False)
+        before = self.lost(named - {command.name}, before, "is set in a loop")
         self.jumps.append([])
         good, bad = self.body(command.test, before, place) if command.test is not None else (before, before)
         if command.until:
@@ -300,7 +300,7 @@ class _Walk:
                 written = name[0] if name else word.text
                 refused = f"{written.lstrip('$')} {self.reader.unknown.get(written, 'is not known')}"
         if place.repeats and place.stays:
-            refused = refused or "a loop starts it, and how often is not known"
+            refused = "a loop starts it, and how often is not known"
         # numactl and such stay in front: the engine's reader names them as ignored.
         self.found.append(
             Launch(
