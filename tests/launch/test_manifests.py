@@ -165,6 +165,7 @@ def started(tmp_path: Path, script: str, *, name: str = "m", more: str = "") -> 
         ('A="-tp 2"; [ "$X" = 1 ] && A="-tp 4"; vllm serve a/b $A', "A is set under a condition"),
         ('A=(-tp 2); [ "$X" = 1 ] && A+=(-pp 2); vllm serve a/b "${A[@]}"', "A is set under a condition"),
         ("for i in $LIST; do vllm serve a/b --port $i & done", "a loop starts it"),
+        ("while [ $i -lt 2 ]; do vllm serve a/b & i=$((i + 1)); done; wait", "a loop starts it"),
     ],
 )
 def test_what_is_not_known_is_refused_by_its_name(tmp_path: Path, script: str, said: str) -> None:

@@ -98,6 +98,11 @@ def jumps(body: Body) -> bool:
     )
 
 
+def waits(body: Body) -> bool:
+    """Whether a turn of a loop ends what it started before the next."""
+    return any(isinstance(c, Simple) and c.words[:1] == ("wait",) for c in _commands(body))
+
+
 def local_names(body: Body) -> set[str]:
     return {
         re.split(r"[+=]", word)[0]

@@ -14,6 +14,7 @@ _TOKEN = re.compile(
     r"|(?P<redirect>(?:\d|&)?>(?!\()[>|]?(?:&\d?-?)?|\d?<<<|\d?<<-?|\d?<(?!\()>?(?:&\d?-?)?)"
     r"|(?P<end>;;&|;;|;&|&&|\|\||\|&|[;&|)\n])"
 )
+_GOES_ON = re.compile(r"\\[ \t]*\r?\n")  # a line, also where blanks slipped in behind the sign
 _PLAIN = re.compile(r"(?:[^\s;&|()<>'\"`\\$]|[<>](?=\())+")
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ASSIGNMENT = re.compile(rf"({_NAME})(\[[^\]]{{1,80}}\])?(\+?)=")
@@ -158,7 +159,7 @@ def _word_end(text: str, at: int) -> int:
                 text[at - 1] in "<>" or (text[at - 1] == "=" and ASSIGNMENT.fullmatch(text, start, at))
             ):
                 at = bracket_end(text, at)
-        elif text[at] in "'\"`$\\" and not re.match(r"\\\r?\n", text[at : at + 3]):
+        elif text[at] in "'\"`$\\" and (text.startswith("\\\n", at) or not _GOES_ON.match(text, at)):
             at = piece_end(text, at)
         else:
             break

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from linkwise.core.errors import InputError
 from linkwise.launch import programs, shell
-from linkwise.launch.conditions import DECLARES, PATTERN, READS, holds, jumps, local_names, matches, sets
+from linkwise.launch.conditions import DECLARES, PATTERN, READS, holds, jumps, local_names, matches, sets, waits
 from linkwise.launch.expand import Reader, Scope, Text, Value, changed, document, fields, text
 from linkwise.launch.programs import Script
 from linkwise.launch.shell import Body, Case, Chain, Command, Function, Group, If, Loop, Pipe, Simple, Sum, Test
@@ -211,7 +211,7 @@ class _Walk:
                     now = now._replace(scope=now.scope.assign(command.name, word))
                     now = self.merge(*self.body(command.body, now, place))
             return now, None
-        counted = command.test is None
+        counted = command.test is None or not waits(command.body)
         before = self.lost({command.name} - {""}, state, "is a word of a loop's list", splits=False)
         before = self.lost(named - {command.name}, before, "is set in a loop")
         self.jumps.append([])
