@@ -43,7 +43,7 @@ def calibrate(
         Path | None, typer.Option("-o", "--output", help="write the calibration", rich_help_panel=_OUT)
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="every row that was left out, and constants that hardly moved", rich_help_panel=_OUT)
+        bool, typer.Option("--all", help="every row left out, and constants that hardly moved", rich_help_panel=_OUT)
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=_OUT)
