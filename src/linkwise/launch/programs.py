@@ -15,7 +15,7 @@ _DYNAMO = {"dynamo.vllm": ["vllm", "serve"], "dynamo.sglang": ["sglang", "serve"
 _DYNAMO_VALUES = {"--disaggregation-mode", "--namespace", "--endpoint", "--connector", "--discovery-backend"}
 _DYNAMO_SWITCHES = {"--is-prefill-worker", "--is-decode-worker", "--use-vllm-tokenizer", "--enable-multimodal"}
 # Programs that start the one behind them: their options that take a word of their own, and how many words they take
-# before the program (manual pages of coreutils, util-linux, numactl, tini, dumb-init, sudo, gosu).
+# before the program. Read: --help of coreutils and util-linux, dumb-init(1). Unverified: numactl, tini, sudo, gosu.
 _BEFORE: dict[str, tuple[frozenset[str], int]] = {
     "exec": (frozenset({"-a"}), 0),
     "command": (frozenset(), 0),
