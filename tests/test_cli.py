@@ -356,3 +356,18 @@ def test_no_plan_is_a_file_too(linkwise: Shell) -> None:
     told = linkwise("explain n.json")
     assert told.code == 2
     assert "there is no plan to explain" in told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--as torchrun --json", "--json with --as; expected one of them (--json would change nothing)"),
+        ("--as torchrun --ranks", "--ranks with --as; expected one of them (--ranks would change nothing)"),
+        ("--replica 0", "--replica without --as; expected --as with it"),
+        ("--hosts a", "--hosts without --as; expected --as with it"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused_by_name(linkwise: Shell, words: str, said: str) -> None:
+    ran = linkwise(f"place plan.json {words}")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linkwise import cli_base, streams
+from linkwise.cli_words import unused
 from linkwise.core.errors import InputError
 from linkwise.core.units import parse_time
 
@@ -179,11 +180,7 @@ def _only_where_it_counts(given: dict[str, Any], *, written: bool) -> None:
             raise InputError("--multi-node slurm with --start", where="launch", expected="sbatch slurm.sh starts it")
     else:
         what, besides = "files that are only written", [*running, *pods]
-    for name in besides:
-        if given[name]:
-            raise InputError(
-                f"{name} with {what}", where="launch", expected=f"one of them ({name} would change nothing)"
-            )
+    unused({name: given[name] for name in besides}, beside=what, where="launch")
 
 
 def _manifest(output: Path, text: str, found: "Prepared") -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from linkwise import cli_base
+from linkwise.cli_words import unused
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 from linkwise.core.units import parse_time
@@ -68,14 +69,18 @@ def measure(
 
     if not on and not plan:
         raise InputError("neither a cluster nor a plan", expected="--on CLUSTER, or --plan FILE to rehearse one")
-    _only("--from", from_, kind=kind)
-    _never(
-        "--from", from_, plan=plan, ranks=ranks, sizes=sizes, step=step, calibration=calibration, backend=backend,
-        timeout=timeout,
-    )  # fmt: skip
+    if from_:
+        unused({
+            "--plan": plan, "--ranks": ranks, "--sizes": sizes, "--step": step, "--calibration": calibration,
+            "--backend": backend, "--timeout": timeout,
+        }, beside="--from")  # fmt: skip
+    else:
+        unused({"--kind": kind}, without="--from")
     timeout = timeout or "60s"
-    _never("--on", on, step=step, calibration=calibration)
-    _never("--plan without --on", not on, sizes=sizes, output=output, all=all_, from_=from_)
+    if on:
+        unused({"--step": step, "--calibration": calibration}, beside="--on")
+    else:
+        unused({"--sizes": sizes, "--output": output, "--all": all_, "--from": from_}, beside="--plan without --on")
     where = cluster_of(on) if on else None
     if from_:
         return _calibrated(_from_nccl_tests(from_, kind, where), where, output, all_, json)
@@ -214,21 +219,6 @@ def _words(name: str, **options: Any) -> list[str]:
         flag = "--" + option.replace("_", "-")
         words += [flag] if value is True else [f"{flag}={value}"] if value else []
     return words
-
-
-def _only(name: str, given: Any, **others: Any) -> None:
-    """Refuse options that mean nothing without another."""
-    for option, value in others.items():
-        if value and not given:
-            raise InputError(f"--{option} without {name}", expected=f"{name} with it")
-
-
-def _never(name: str, given: Any, **others: Any) -> None:
-    """Refuse options that mean nothing beside another."""
-    for option, value in others.items():
-        if given and value:
-            flag = "--" + option.strip("_").replace("_", "-")
-            raise InputError(f"{flag} with {name}", expected=f"one of them ({flag} would change nothing)")
 
 
 def _plan(path: str, calibration: str) -> "Plan":

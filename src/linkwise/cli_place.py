@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from linkwise import cli_base, streams
-from linkwise.core.errors import InputError
+from linkwise.cli_words import unused
 
 
 def place(
@@ -40,10 +40,10 @@ def place(
     from linkwise.plan.binding import text
     from linkwise.report import placement as screens
 
-    if kind and (json or ranks):
-        raise InputError("--as with --json or --ranks", expected="one of them")
-    if not kind and (replica is not None or hosts):
-        raise InputError("--replica or --hosts without --as", expected="--as and what to print")
+    if kind:
+        unused({"--json": json, "--ranks": ranks}, beside="--as")
+    else:
+        unused({"--replica": replica is not None, "--hosts": hosts}, without="--as")
     given = {name: value for name, value in settings.items() if value is not None}
     found = api_place.place(
         cli_base.kept("plan") if source == "plan:" else source, on, engine=engine, handoff=handoff, **given

@@ -1,12 +1,13 @@
 """Words of several commands: their arguments and options, and how a command gets an option for each setting."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from linkwise import settings
+from linkwise.core.errors import InputError
 
 Json = Annotated[
     bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
@@ -17,6 +18,20 @@ ModelName = Annotated[str, typer.Argument(help="catalogue name, folder with a co
 On = Annotated[str, typer.Option("--on", help="cluster: 8xh100-sxm, 2x8xh200-sxm (nodes first), or a YAML file")]
 
 _Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error", rich_help_panel="Output")]
+
+
+def unused(given: Mapping[str, object], *, beside: str = "", without: str = "", where: str = "") -> None:
+    """Refuse the first option that is given and would change nothing.
+
+    given: values by the option as it is typed; what is false is not given. beside: what rules the options out;
+    without: what they need, in place of it.
+    """
+    for option in (option for option, value in given.items() if value):
+        if without:
+            raise InputError(f"{option} without {without}", where=where, expected=f"{without} with it")
+        raise InputError(
+            f"{option} with {beside}", where=where, expected=f"one of them ({option} would change nothing)"
+        )
 
 
 def number(kind: type[int] | type[float]) -> Callable[[str], Any]:
