@@ -336,3 +336,22 @@ def test_vllm_command_words():
         "vllm serve m --tensor-parallel-size 2 --pipeline-parallel-size 2 --data-parallel-size 4"
         " --enable-expert-parallel --max-num-seqs 64"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("vllm serve m --api-key sk-1 sk-2 --seed 3", "--api-key *** *** --seed 3"),
+        ("vllm serve m --api-key=sk-1", "--api-key=***"),
+        ("sglang serve --model-path m --api_key sk-1", "--api_key ***"),
+        ("VLLM_API_KEY=sk-1 NCCL_DEBUG=INFO vllm serve m", "VLLM_API_KEY=*** NCCL_DEBUG=INFO"),
+        (
+            "docker run --env-file x -e HF_TOKEN=sk-1 image vllm serve m",
+            "docker run --env-file x -e image HF_TOKEN=***",
+        ),
+        ("vllm serve m --tokenizer t | tee --password sk-1", "--tokenizer t | tee --password ***"),
+    ],
+)
+def test_what_has_no_effect_is_kept_without_its_secrets(command: str, shown: str) -> None:
+    """It stands on the screen and in the plan's file."""
+    assert " ".join(registry.parse_command(command).ignored) == shown

@@ -4,6 +4,7 @@ import difflib
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from linkwise.core.errors import InputError
@@ -13,6 +14,8 @@ MAX_COMMAND_CHARS = 100_000
 _ELLIPSIS = {"...", "…", "[...]", "[options]", "[OPTIONS]"}
 _CONTROL = re.compile(r"(?:&&|\|\|?|;|&|\d?>>?.*|\d>&\d|<.*)")
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_SECRET = re.compile(r"(?:apikey|(?:^|[-_])(?:key|token|secret|password))$", re.IGNORECASE)
+_HIDDEN = "***"
 # vLLM's own reading of sizes: lower case is decimal and may have a fraction, upper case is binary and may not.
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -43,6 +46,20 @@ def split(text: str) -> list[str]:
         raise InputError(f"not a command: {error}", where="command", expected="balanced quotes") from None
 
 
+def concealed(words: Iterable[str]) -> str:
+    """Words as they may be shown and kept: without the values of keys, tokens and passwords."""
+    shown, secret = list[str](), False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if secret and not word.startswith("-"):
+            shown.append(_HIDDEN)
+            continue
+        secret = _SECRET.search(name) is not None and (word.startswith("-") or bool(equals))
+        shown.append(f"{name}={_HIDDEN}" if secret and equals else word)
+        secret = secret and not equals
+    return " ".join(shown)
+
+
 def read(words: list[str], table: Flags, *, where: str) -> Words:
     """Words after the program's name, by the engine's table. Leading NAME=value words are the environment.
 
@@ -59,14 +76,14 @@ def read(words: list[str], table: Flags, *, where: str) -> Words:
         name, _, value = queue.pop(0).partition("=")
         environment[name] = value
         if name not in table.environment:
-            ignored.append(f"{name}={value}")
+            ignored.append(concealed([f"{name}={value}"]))
     while queue:
         word = queue.pop(0)
         if word in _ELLIPSIS:
             ignored.append(word)
             notes.append(f"{word!r} stands for options that were not given: they are taken to be the defaults")
         elif _CONTROL.fullmatch(word):
-            ignored.append(" ".join([word, *queue]))
+            ignored.append(concealed([word, *queue]))
             queue.clear()
         elif not word.startswith("-") or word == "-":
             positional.append(word)
@@ -105,14 +122,14 @@ def _flag(
     if positive in names and names[positive][1].kind == "switch":
         values[names[positive][0]] = False
     elif plain in table.values or (dot and head in table.values):
-        ignored.append(word if equals else f"{word} {_next(queue, name, where)}")
+        ignored.append(concealed([word] if equals else [word, _next(queue, name, where)]))
     elif positive in table.switches:
         ignored.append(word)
     elif plain in table.lists:
         taken = [word]
         while queue and not queue[0].startswith("-") and not _CONTROL.fullmatch(queue[0]):
             taken.append(queue.pop(0))
-        ignored.append(" ".join(taken))
+        ignored.append(concealed(taken))
     else:
         raise _unknown(name, plain, table, where)
 

@@ -106,7 +106,7 @@ def parse_command(
     environment = [w for w in words[:start] if _ENVIRONMENT.fullmatch(w)]
     wrapper = [w for w in words[:start] if w not in environment and not _PYTHON.fullmatch(w.rsplit("/", 1)[-1])]
     parsed = get(name, version).parse([*environment, *rest], model=model, files=files)
-    return replace(parsed, ignored=(" ".join(wrapper), *parsed.ignored)) if wrapper else parsed
+    return replace(parsed, ignored=(flags.concealed(wrapper), *parsed.ignored)) if wrapper else parsed
 
 
 def _program(words: list[str]) -> tuple[str, int, list[str]]:
