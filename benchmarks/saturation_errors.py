@@ -22,22 +22,24 @@ from linkwise.simulate.state import Array
 SHARES = (0.6, 0.75, 0.9, 0.95, 1.04, 1.1, 1.2)
 RUNS = ((500, 100), (2000, 100), (20_000, 10))  # requests, seeds
 FIRST = 1000  # seed; the rule was chosen on others
-KINDS = ("poisson", "gamma", "mmpp")  # gaps as scattered as their mean, twice as scattered; two states, 60 s in each
+# Gaps as scattered as their mean, twice as scattered; two states, so many seconds in each: 300 where nobody says.
+KINDS = (("poisson", None), ("gamma", None), ("mmpp", 60.0), ("mmpp", 300.0))
 
 
 def main() -> int:
     found = api.plan("llama-3.3-70b", "8xh100-sxm", tp=4, isl=4000, osl=500, rate="3/s", pareto=False)
     if not isinstance(found, Plan):
         raise SystemExit("no plan")
-    every = requests(found, 9.0, 8000, "poisson", 0)
+    every = requests(found, 9.0, 8000, "poisson", None, 0)
     last = float(every["arrival"].max())
     most = float(((every["end"] > last / 2) & (every["end"] < last)).sum()) / (last / 2)
     print(f"served at most {most:.3f}/s; share of runs called saturated, at so many times that load")
-    print(f"{'requests':>9} {'arrivals':>9} {'rate':>6}  " + "".join(f"{share:>7}" for share in SHARES))
+    print(f"{'requests':>9} {'arrivals':>10} {'rate':>6}  " + "".join(f"{share:>7}" for share in SHARES))
     for number, seeds in RUNS:
-        for kind in KINDS:
+        for kind, stay_s in KINDS:
             runs = [
-                [requests(found, most * s, number, kind, seed) for seed in range(FIRST, FIRST + seeds)] for s in SHARES
+                [requests(found, most * s, number, kind, stay_s, seed) for seed in range(FIRST, FIRST + seeds)]
+                for s in SHARES
             ]
             asked = [[bool(saturation(x, most * s)) for x in one] for s, one in zip(SHARES, runs, strict=True)]
             trace = [
@@ -46,13 +48,14 @@ def main() -> int:
             ]
             for name, called in (("asked", asked), ("trace", trace)):
                 shown = "".join(f"{100 * np.mean(one):>6.1f}%" if one else f"{'':>7}" for one in called)
-                print(f"{number:>9} {kind:>9} {name:>6}  {shown}", flush=True)
+                label = kind if stay_s is None else f"{kind} {stay_s:g} s"
+                print(f"{number:>9} {label:>10} {name:>6}  {shown}", flush=True)
     return 0
 
 
-def requests(plan: Plan, rate: float, number: int, kind: str, seed: int) -> Array:
+def requests(plan: Plan, rate: float, number: int, kind: str, stay_s: float | None, seed: int) -> Array:
     """The requests of a run, as the loop leaves them."""
-    load = load_of(plan, Asked(number=number, rate_per_s=rate, arrivals=kind), seed).requests
+    load = load_of(plan, Asked(number=number, rate_per_s=rate, arrivals=kind, period_s=stay_s), seed).requests
     return simulate([pool_of(plan, load, replicas=2)[0]], load, Run(seed=seed)).requests
 
 
