@@ -27,18 +27,20 @@ def launch(
     port: int = 8000,
     start_s: float = 1800.0,
     data_parallel: bool = False,
+    with_key: bool = False,
 ) -> "Deployment":
     """What is to be started for a plan or a handoff (value or file); `linkwise.launch.write.write` makes the files.
 
     start_s: how long a group may take until it serves. data_parallel: the replicas are ranks of one server, which
-    balances over them itself. Raises Refused where the engine cannot express it, InputError
-    for malformed input.
+    balances over them itself. with_key: requests need the key in LINKWISE_API_KEY, read where the files run. Raises
+    Refused where the engine cannot express it, InputError for malformed input.
     """
     from linkwise.launch.build import assemble
 
     found = _prepared(
         source, engine=engine, weights=weights, called=name, multi_node=multi_node, hosts=hosts, interface=interface,
         extra=_split(engine_args), router=router, port=port, start_s=start_s, data_parallel=data_parallel,
+        with_key=with_key,
     )  # fmt: skip
     return assemble(*found)
 
@@ -57,6 +59,7 @@ def manifest(
     cluster_topology: str = "",
     object_name: str = "",
     start_s: float = 3600.0,
+    with_key: bool = False,
 ) -> "tuple[str, Prepared]":
     """Kubernetes manifests (YAML) for a plan or a handoff, and what was asked of the engine, with notes on both.
 
@@ -69,7 +72,7 @@ def manifest(
     engine = engine or ("dynamo" if kind == "dynamo" else "")
     found = _prepared(
         source, engine=engine, weights=weights, called=name, interface=interface, extra=_split(engine_args),
-        start_s=start_s,
+        start_s=start_s, with_key=with_key,
     )  # fmt: skip
     cast = Cast(object_name or name_for(found.asked.called), image, router_image, cluster_topology)
     made = registry.manifest(kind, found.asked, found.launcher, cast)

@@ -51,6 +51,9 @@ def launch(
         str | None,
         typer.Option(help="words added to every engine command; the layout stays the plan's", metavar="WORDS"),
     ] = None,
+    with_key: Annotated[
+        bool, typer.Option("--with-key", help="requests need the key in LINKWISE_API_KEY, which is in no file")
+    ] = False,
     start: Annotated[
         bool, typer.Option("--start", help="start it on this machine, route, watch, and stop", rich_help_panel=_START)
     ] = False,
@@ -106,10 +109,10 @@ def launch(
         {
             "--engine": engine, "--weights": weights, "--name": name, "--multi-node": multi_node,
             "--hosts": hosts, "--interface": interface, "--router": router, "--port": port is not None,
-            "--data-parallel": data_parallel, "--engine-args": engine_args or None, "--start": start, "--route": route,
-            "--on-fault": on_fault, "--timeout": timeout, "--kubernetes": kubernetes, "--image": image,
-            "--router-image": router_image, "--cluster-topology": cluster_topology, "--object-name": object_name,
-            "-o": output, "--json": json,
+            "--data-parallel": data_parallel, "--engine-args": engine_args or None, "--with-key": with_key,
+            "--start": start, "--route": route, "--on-fault": on_fault, "--timeout": timeout,
+            "--kubernetes": kubernetes, "--image": image, "--router-image": router_image,
+            "--cluster-topology": cluster_topology, "--object-name": object_name, "-o": output, "--json": json,
         },
         written=written,
     )  # fmt: skip
@@ -134,7 +137,7 @@ def launch(
                 given, kubernetes, engine=engine or "", weights=weights or "", name=name or "",
                 interface=interface or "", engine_args=engine_args or "", image=image or "",
                 router_image=router_image or "", cluster_topology=cluster_topology or "",
-                object_name=object_name or "", start_s=rules.start_s,
+                object_name=object_name or "", start_s=rules.start_s, with_key=with_key,
             )
         )  # fmt: skip
     made = api_launch.launch(
@@ -142,7 +145,7 @@ def launch(
         hosts=tuple(part.strip() for part in hosts.split(",")) if hosts else (), interface=interface or "",
         engine_args=engine_args or "", router=router or ("linkwise" if start else ""),
         port=8000 if port is None else port, start_s=rules.start_s,
-        data_parallel=data_parallel,
+        data_parallel=data_parallel, with_key=with_key,
     )  # fmt: skip
     if json:
         cli_base.print_json(made)

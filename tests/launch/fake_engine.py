@@ -1,9 +1,11 @@
 """A server that behaves as engines do: /health is 200 whatever its worker does; tokens need the worker.
 
 python fake_engine.py --host H --port P NAME: its worker is a process of its own, which answers each line on its input.
+With a key in VLLM_API_KEY it asks for that below /v1 alone, as vLLM does.
 """
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -29,10 +31,14 @@ def main(host: str, port: int, name: str) -> None:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if not self._opened():
+                return
             self._say({"data": [{"id": name}]} if self.path == "/v1/models" else {})
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not self._opened():
+                return
             params = asked.get("kv_transfer_params") or {}
             text = "".join(token() for _ in range(asked.get("max_tokens", 1)))
             found = {"choices": [{"text": text}], "served_by": name, "got": params}
@@ -50,9 +56,16 @@ def main(host: str, port: int, name: str) -> None:
                 self.wfile.flush()
             self.close_connection = True
 
-        def _say(self, value: object) -> None:
+        def _opened(self) -> bool:
+            key = os.environ.get("VLLM_API_KEY", "")
+            if not key or not self.path.startswith("/v1/") or self.headers["Authorization"] == f"Bearer {key}":
+                return True
+            self._say({"error": "Unauthorized"}, 401)
+            return False
+
+        def _say(self, value: object, status: int = 200) -> None:
             text = json.dumps(value).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

@@ -27,6 +27,7 @@ from linkwise.launch.write import write
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 BOUND_S = 6.0
+KEY = "sk-9.a_b~c+d/e="
 
 
 def free_ports(count: int) -> list[int]:
@@ -45,7 +46,8 @@ def faked(made: Deployment) -> Deployment:
     ports = dict(zip([p.name for p in doors], free_ports(len(doors)), strict=True))
     processes = []
     for p in made.processes:
-        changed: dict[str, Any] = {"host": "127.0.0.1", "environment": {}}
+        key = {name: value for name, value in p.environment.items() if name == "VLLM_API_KEY"}
+        changed: dict[str, Any] = {"host": "127.0.0.1", "environment": key}
         if p.name in ports:
             changed["ports"] = {"http": ports[p.name]}
             if p.role != "router":
@@ -85,9 +87,10 @@ class Ran:
         raise AssertionError(f"{words!r} was not said: {self.said}")
 
     def ask(self, tokens: int = 2, **more: Any) -> tuple[int, Any]:
+        key = {"Authorization": f"Bearer {more.pop('key')}"} if "key" in more else {}
         body = json.dumps({"model": "it", "prompt": "a prompt", "max_tokens": tokens, **more}).encode()
         request = urllib.request.Request(
-            f"{self.front}/v1/completions", body, {"Content-Type": "application/json"}
+            f"{self.front}/v1/completions", body, {"Content-Type": "application/json", **key}
         )  # fmt: skip
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
@@ -150,6 +153,37 @@ def test_start_route_and_stop(two: Ran) -> None:
     assert len(two.workers()) == 2
     assert two.stop() == 0
     assert not two.workers()
+
+
+def test_servers_that_ask_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key reaches the servers and their watch by the environment alone; the door passes on what requests say."""
+    given = asked("llama-3.3-70b", "vllm", [range(4), range(4, 8)], Layout(tp=4), router="linkwise", keyed=True)
+    monkeypatch.setenv("LINKWISE_API_KEY", KEY)
+    ran = Ran(tmp_path / "d", faked(deployment(given)), "--start")
+    try:
+        for name in ("replica-0", "replica-1"):
+            ran.wait(f"{name} serves")
+        assert [ran.ask(key=KEY)[0], ran.ask()[0], ran.ask(key="sk-other")[0]] == [200, 401, 401]
+        models = urllib.request.Request(f"{ran.front}/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+        with urllib.request.urlopen(models, timeout=20) as answer:
+            assert answer.status == 200
+        with urllib.request.urlopen(f"{ran.front}/health", timeout=20) as answer:
+            assert json.loads(answer.read())["ok"] is True
+        health = ["bash", str(tmp_path / "d" / "health.sh")]
+        assert subprocess.run(health, check=True, capture_output=True, text=True, timeout=60).stdout == "serves\n"
+        for key, said in (("sk-other", "401"), ("", "LINKWISE_API_KEY: set it to the key"), ('a"b', "set it")):
+            environment = {**os.environ, "LINKWISE_API_KEY": key}
+            told = subprocess.run(health, env=environment, check=False, capture_output=True, text=True, timeout=60)
+            assert (told.returncode != 0, told.stdout, said in told.stderr) == (True, "", True)
+    finally:
+        assert ran.stop() == 0
+    assert not [path for path in (tmp_path / "d").rglob("*") if path.is_file() and KEY in path.read_text()]
+    monkeypatch.delenv("LINKWISE_API_KEY")
+    told = subprocess.run(
+        [sys.executable, "-m", "linkwise", "launch", str(tmp_path / "d"), "--start"],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (told.returncode, "LINKWISE_API_KEY: is not set" in told.stderr) == (2, True)
 
 
 def test_a_stopped_worker_is_named_within_the_bound_and_its_group_started_again(two: Ran) -> None:

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 
 from linkwise.core.errors import InputError, Refused
 from linkwise.launch.base import Asked, Launcher, Ports, engine_words
+from linkwise.launch.types import KEY_VARIABLE
 
 WHERE = "--engine-args"
+_KEY = f"--with-key, and the key in {KEY_VARIABLE} where the files run"
+_TLS = "TLS in front of the port that requests go to: what these files start speaks http with each other"
 _OPTIONS = {
     "--port": "--port of launch is the front's, and the servers behind it get theirs",
     "--host": "--hosts of launch names the nodes",
@@ -22,6 +25,10 @@ def check(asked: Asked, launcher: Launcher) -> None:
         return
     taken = launcher.own_flags(asked) | _written(asked, launcher)
     for flag in _flags(asked.extra):
+        if flag == "--api-key":
+            raise InputError("--api-key would put the key into the files", where=WHERE, expected=_KEY)
+        if flag.startswith("--ssl-") or flag == "--enable-ssl-refresh":
+            raise InputError(f"{flag} is for the servers alone", where=WHERE, expected=_TLS)
         if flag in taken:
             raise InputError(
                 f"{flag} is what the files say themselves, for every process its own", where=WHERE,

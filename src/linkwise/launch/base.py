@@ -25,7 +25,7 @@ class Asked(NamedTuple):
     "" = the libraries choose. prompt_tokens: of the longest usual prompt, for transfer buffers. far: every address is
     a stand-in, also on one node (pods). extra: words added to every engine command. router: "linkwise" = our own in
     front; "" = the engine's, where there are several groups. port: of the front.
-    start_s: how long a group may take until it serves.
+    start_s: how long a group may take until it serves. keyed: requests need a key, which the environment holds.
     """
 
     model: Model
@@ -45,6 +45,7 @@ class Asked(NamedTuple):
     router: str = ""
     port: int = FRONT_PORT
     start_s: float = START_S
+    keyed: bool = False
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -167,6 +168,7 @@ class Launcher(ABC):
     name: str
     multi_node: tuple[MultiNode, ...] = ("native", "slurm")
     joins_replicas = False  # whether one server can hold a plan's replicas as its data-parallel ranks
+    takes_key = False  # whether its servers can be told to ask for a key
     connectors: dict[str, str] = {}  # what it can join pools with: our name to the engine's
     # What it writes for some layouts or undoes what it writes, by every name the engine takes: nobody adds it by hand.
     flags: frozenset[str] = frozenset()

@@ -2,7 +2,7 @@
 
 import json
 
-from linkwise.launch.types import Deployment
+from linkwise.launch.types import KEY, Deployment
 
 SEED = 0
 BENCH_S = 120  # how long a benchmark at a rate goes on
@@ -37,6 +37,7 @@ def _aiperf(made: Deployment) -> list[str]:
         "--output-tokens-stddev", "0", "--extra-inputs", "ignore_eos:true",
         "--request-count", str(_prompts(made)), "--random-seed", str(SEED),
     ]  # fmt: skip
+    words += ["--api-key", KEY] if made.keyed else []
     words += ["--request-rate", f"{asks.rate_per_s:g}"] if asks.rate_per_s is not None else []
     return words + (["--concurrency", str(asks.concurrency)] if asks.concurrency is not None else [])
 
@@ -51,6 +52,7 @@ def _guidellm(made: Deployment) -> list[str]:
         profile = f"kind=poisson,rate={asks.rate_per_s:g}{most}"
     # JSON where a name is a value: names may hold what its short form reads as a sign.
     server = {"kind": "openai_http", "target": made.front, "model": made.called, "request_format": "/v1/completions"}
+    server |= {"api_key": KEY} if made.keyed else {}
     return [
         "guidellm", "run", "--backend", json.dumps(server), "--profile", profile,
         "--constraint", f"kind=max_requests,count={_prompts(made)}",

@@ -10,7 +10,7 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError, Refused
 from linkwise.engine import registry as engines
 from linkwise.engine.base import Engine
-from linkwise.launch import added, data_parallel, network, registry
+from linkwise.launch import added, data_parallel, key, network, registry
 from linkwise.launch.base import FRONT_PORT, START_S, Asked, Launcher, Ports, own_router
 from linkwise.launch.settle import Source, refused, settle
 from linkwise.launch.types import Deployment, Group, MultiNode, Process, Served, check_given, check_host
@@ -24,7 +24,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     hosts: addresses of the cluster's nodes in order. extra: words added to every engine command; they may not change
     the layout. router: "linkwise" = our own in front. port: where requests go, on the first node.
     start_s: how long a group may take until it serves, which routers and checks wait for. data_parallel: the replicas
-    are ranks of one server.
+    are ranks of one server. with_key: requests need a key, which the environment of what runs holds.
     """
 
     engine: str = ""
@@ -38,6 +38,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     port: int = FRONT_PORT
     start_s: float = START_S
     data_parallel: bool = False
+    with_key: bool = False
 
 
 class Prepared(NamedTuple):
@@ -89,6 +90,7 @@ def prepare(source: Source, choices: Choices) -> Prepared:
         router=_router(choices.router, launcher, groups, engine, connector),
         port=_port(choices.port),
         start_s=choices.start_s,
+        keyed=choices.with_key,
     )
     _refuse(asked, launcher)
     added.check(asked, launcher)
@@ -237,6 +239,11 @@ def _connector(source: Source, launcher: Launcher, own: Engine) -> str:
 
 def _refuse(asked: Asked, launcher: Launcher) -> None:
     """Raises Refused for the first thing the engine cannot express."""
+    if asked.keyed and not launcher.takes_key:
+        raise Refused(
+            f"the servers of {launcher.name} ask for no key", where=key.WHERE, expected="--engine vllm or sglang",
+            hint="Put a gateway in front that asks for it",
+        )  # fmt: skip
     refusal = network.visible_refusal(asked.cluster)
     if refusal is not None:
         raise refused(refusal, asked.cluster.name)
@@ -256,6 +263,7 @@ def _refuse_processes(asked: Asked, launcher: Launcher) -> None:
 
 def _notes(asked: Asked, launcher: Launcher) -> tuple[str, ...]:
     said = [*network.unnamed(asked), *launcher.notes(asked)]
+    said += (key.NOTE, *key.notes(launcher.name)) if asked.keyed else ()
     if not launcher.binds_ranks(asked):
         through = f"{launcher.name} through Ray" if asked.multi_node == "ray" else launcher.name
         said += network.unbound(asked, through)
@@ -315,6 +323,7 @@ def assemble(
         front=door.url,
         connector=asked.connector,
         start_s=asked.start_s,
+        keyed=asked.keyed,
         served=served,
         differs=tuple(differs),
         notes=(*notes, *rate),

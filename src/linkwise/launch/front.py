@@ -100,7 +100,7 @@ class Front:
         unit = self._pools[-1].pick(b"", frozenset())
         if unit is None:
             return _error(503, "no group serves yet")
-        answer = await self._client.get(f"{unit.door.url}/v1/models")
+        answer = await self._client.get(f"{unit.door.url}/v1/models", headers=_with_key(request))
         return Response(answer.content, answer.status_code, media_type="application/json")
 
     async def _ask(self, request: Request) -> Response:
@@ -116,7 +116,7 @@ class Front:
         if not isinstance(asked, dict):
             return _error(400, "the body is no JSON object")
         path = f"/v1/{request.path_params['path']}"
-        headers = {k: v for k, v in request.headers.items() if k in _PASSED or k == "authorization"}
+        headers = {k: v for k, v in request.headers.items() if k in _PASSED} | _with_key(request)
         return await self._answer(path, asked, headers)
 
     async def _answer(self, path: str, asked: dict[str, Any], headers: dict[str, str]) -> Response:
@@ -231,6 +231,11 @@ class _Answer:
             raise _Lost(f"{self._unit.name}: {type(error).__name__}") from None
         finally:
             await self._response.aclose()
+
+
+def _with_key(request: Request) -> dict[str, str]:
+    """What a request says of its key: the servers ask for it, not this door."""
+    return {k: v for k, v in request.headers.items() if k == "authorization"}
 
 
 def _clean(headers: dict[str, str]) -> dict[str, str]:

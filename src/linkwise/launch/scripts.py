@@ -1,6 +1,6 @@
 """A Deployment as bash scripts: one per process, one that starts a node, Slurm's, a health check, a benchmark.
 
-Every word is quoted by shlex; a node's address that is not known yet is the one thing that stays a shell variable.
+Every word is quoted by shlex; a node's address that is not known yet, and the key, are all that stay shell variables.
 """
 
 import json
@@ -8,8 +8,9 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
+from linkwise.launch import key
 from linkwise.launch.bench import RELEASES, commands
-from linkwise.launch.types import STAND_IN, Deployment, Process, stand_in
+from linkwise.launch.types import EXPANDED, KEY_VARIABLE, STAND_IN, Deployment, Process, stand_in
 
 HOSTS = "hosts.env"
 _HEAD = "#!/usr/bin/env bash\n"
@@ -19,10 +20,10 @@ _STRICT = "set -euo pipefail\n"
 def quoted(word: str, names: Mapping[int, str] | None = None) -> str:
     """A word as bash reads it back; stand-ins of addresses are expanded. names: the variables they are in, by node."""
     made, at = "", 0
-    for match in STAND_IN.finditer(word):
+    for match in EXPANDED.finditer(word):
         made += (
             shlex.quote(word[at : match.start()]) if match.start() > at else ""
-        ) + f'"${{{names[int(match[1])] if names else match[0][2:-1]}}}"'
+        ) + f'"${{{names[int(match[1])] if names and match[1] else match[0][2:-1]}}}"'
         at = match.end()
     return made + (shlex.quote(word[at:]) if at < len(word) or not word else "")
 
@@ -92,8 +93,14 @@ def process(made: Deployment, one: Process) -> str:
         what += f": the plan's ranks on the node's devices: {pairs}"
     exports = "".join(f"export {name}={quoted(value)}\n" for name, value in sorted(one.environment.items()))
     waits = f"{line(one.before)}\n" if one.before else ""
-    set_up = f"{_STRICT}{_here('/..')}{_hosts(made)}{_filled(made, one)}{exports}"
+    needs = key.check(" ".join((*one.command, *one.environment.values())))
+    set_up = f"{_STRICT}{_here('/..')}{_hosts(made)}{needs}{_filled(made, one)}{exports}"
     return f"{_HEAD}{what}\n{set_up}{waits}exec {line(one.command)}\n"
+
+
+def _key(made: Deployment) -> str:
+    """A line that wants the key, where requests need one."""
+    return key.check() if made.keyed else ""
 
 
 def start(made: Deployment) -> str:
@@ -107,7 +114,7 @@ def start(made: Deployment) -> str:
     given = "${1:-0}" if len(made.hosts) == 1 and 0 in made.hosts else "${1:?which node: " + _numbers(made) + "}"
     return f"""{_HEAD}# Starts what runs on one node: ./start.sh NODE, the plan's number of it ({_numbers(made)}).
 # Logs are in ./logs. When one process ends, or on a signal, all of this node are ended.
-{_STRICT}{_here()}node={given}
+{_STRICT}{_here()}{_key(made)}node={given}
 case "$node" in
 {cases}  *) echo "no node $node: {_numbers(made)}" >&2; exit 2 ;;
 esac
@@ -148,8 +155,10 @@ def health(made: Deployment) -> str:
     """Waits for every server, then for one token through the front."""
     doors = [p.url for p in made.processes if p.url]
     body = json.dumps({"model": made.called, "prompt": "1", "max_tokens": 1})
+    # By a pipe: a node's users can read the words of a command.
+    with_key = f" -H @<(printf 'Authorization: Bearer %s\\n' \"${KEY_VARIABLE}\")" if made.keyed else ""
     return f"""{_HEAD}# Waits until every server answers and a token comes through the front. Exit code 0: it serves.
-{_STRICT}{_here()}{_hosts(made)}end=$((SECONDS + ${{HEALTH_TIMEOUT_S:-{math.ceil(made.start_s)}}}))
+{_STRICT}{_here()}{_hosts(made)}{_key(made)}end=$((SECONDS + ${{HEALTH_TIMEOUT_S:-{math.ceil(made.start_s)}}}))
 for url in {line(doors)}; do
   until curl -fsS --max-time 5 "$url/health" >/dev/null 2>&1; do
     if [ "$SECONDS" -ge "$end" ]; then echo "$url/health does not answer" >&2; exit 1; fi
@@ -158,7 +167,7 @@ for url in {line(doors)}; do
 done
 # An engine's /health stays 200 while one of its workers is stopped: only a token shows that all of them work.
 curl -fsS --max-time "${{TOKEN_TIMEOUT_S:-60}}" {line([f"{made.front}/v1/completions"])} \\
-  -H 'Content-Type: application/json' -d {quoted(body)} | grep -q '"choices"'
+  -H 'Content-Type: application/json'{with_key} -d {quoted(body)} | grep -q '"choices"'
 echo "serves"
 """
 
@@ -167,9 +176,10 @@ def bench(made: Deployment) -> str:
     """The workload's lengths, rate and concurrency, by one of three tools."""
     tools = commands(made)
     cases = "".join(f"  {tool}) exec {line(words)} ;;\n" for tool, words in tools.items())
+    exported = f'export OPENAI_API_KEY="${KEY_VARIABLE}"\n' if made.keyed else ""  # where vLLM's looks
     return f"""{_HEAD}# The plan's workload: ./bench.sh [{"|".join(tools)}]; the tool must be installed.
 # The flags are those of {", ".join(RELEASES.values())}.
-{_STRICT}{_here()}{_hosts(made)}case "${{1:-vllm}}" in
+{_STRICT}{_here()}{_hosts(made)}{_key(made)}{exported}case "${{1:-vllm}}" in
 {cases}  *) echo "no tool $1: {", ".join(tools)}" >&2; exit 2 ;;
 esac
 """

@@ -6,6 +6,7 @@ longest request, and nothing says the layout: the degrees then have to be given.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +19,9 @@ from linkwise.engine.base import Parsed
 from linkwise.engine.registry import get, parse_command
 from linkwise.engine.versions import version_key
 from linkwise.launch import roles
+from linkwise.launch.key import headers
+from linkwise.launch.key import read as key_of
+from linkwise.launch.types import KEY_VARIABLE
 from linkwise.model.types import Model
 
 _MOST_BYTES = 8 * 2**20
@@ -92,12 +96,20 @@ def _getter(url: str) -> Get:
     base = parts.path.rstrip("/")
     secure = parts.scheme == "https"
     address = Address(str(parts.hostname), port or (443 if secure else 80), secure)
+    said = headers(key_of(os.environ) if os.environ.get(KEY_VARIABLE) else "")
 
     def get(path: str) -> bytes | None:
         try:
-            status, text = exchange(address, "GET", base + path, within_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+            status, text = exchange(
+                address, "GET", base + path, within_s=_TIMEOUT_S, most_bytes=_MOST_BYTES, headers=said
+            )  # fmt: skip
         except Failed as error:
             raise InputError(f"{path}: {error}", where=url[:200], expected="a server that answers") from None
+        if status == 401:
+            raise InputError(
+                f"{path}: the server {'takes another key' if said else 'asks for a key'}", where=url[:200],
+                expected=f"its key in {KEY_VARIABLE}",
+            )  # fmt: skip
         return text if status == 200 else None
 
     return get

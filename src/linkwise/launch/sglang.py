@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from linkwise.engine.base import Refusal
 from linkwise.launch import network
 from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, local, router_process, runs, uneven
-from linkwise.launch.types import Group, Process
+from linkwise.launch.types import KEY, Group, Process
 
 _FLAGS = frozenset({
     "--host", "--port", "--served-model-name", "--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr",
@@ -23,6 +23,7 @@ class Sglang(Launcher):
 
     name = "sglang"
     flags = _FLAGS
+    takes_key = True
     connectors = {"sglang_mooncake": "mooncake"}
     program: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
 
@@ -57,7 +58,7 @@ class Sglang(Launcher):
 
     def _door(self, asked: Asked, port: int) -> list[str]:
         """How the process that answers requests is reached."""
-        return ["--host", asked.listen, "--port", str(port)]
+        return ["--host", asked.listen, "--port", str(port), *_key(asked)]
 
     def _runs(self, asked: Asked, group: Group) -> list[Run]:
         return runs(asked, group, range(group.layout.size))
@@ -107,4 +108,9 @@ class Sglang(Launcher):
                 words += ["--prefill", p.url, str(p.ports["bootstrap"])] if p.role == "prefill" else ["--decode", p.url]
         # It gives up on workers that start for longer otherwise, and ends.
         words += ["--worker-startup-timeout-secs", str(round(asked.start_s))]
-        return router_process(asked, [*words, "--host", asked.listen, "--port", str(asked.port)]), {}
+        # It asks for the key it has for its workers (sgl-model-gateway, middleware.rs).
+        return router_process(asked, [*words, "--host", asked.listen, "--port", str(asked.port), *_key(asked)]), {}
+
+
+def _key(asked: Asked) -> list[str]:
+    return ["--api-key", KEY] if asked.keyed else []

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -13,6 +14,7 @@ import uvicorn
 from linkwise.core.errors import InputError, Refused
 from linkwise.launch.front import Front
 from linkwise.launch.guard import Guard
+from linkwise.launch.key import read as key_of
 from linkwise.launch.types import Deployment, Role
 from linkwise.launch.unit import EngineUnit
 from linkwise.launch.write import read
@@ -29,14 +31,17 @@ def run(folder: Path, rules: Rules, say: Say, *, bound_s: float, timeout_s: floa
 
     start: bring the processes up too.
 
-    Raises InputError for a folder that cannot be read, Refused for processes of other machines.
+    Raises InputError for a folder that cannot be read and a key that is not there, Refused for processes of other
+    machines.
     """
     made = read(folder)
     if start:
         _here(made)
+    needed = key_of(os.environ) if made.keyed else ""
     guard = Guard() if start else None
     try:
-        return _routed(made, units_of(made, folder, bound_s=bound_s, guard=guard), rules, say, bound_s, timeout_s)
+        units = units_of(made, folder, bound_s=bound_s, guard=guard, key=needed)
+        return _routed(made, units, rules, say, bound_s, timeout_s)
     finally:
         if guard is not None:
             guard.close()
@@ -52,8 +57,11 @@ def _routed(
         return asyncio.run(_serve(pools, rules, say, listener, bound_s=bound_s, timeout_s=timeout_s))
 
 
-def units_of(made: Deployment, folder: Path, *, bound_s: float, guard: Guard | None) -> dict[Role, list[EngineUnit]]:
-    """A unit per group, by role. guard: of the processes to be started; None = they were started elsewhere."""
+def units_of(
+    made: Deployment, folder: Path, *, bound_s: float, guard: Guard | None, key: str = ""
+) -> dict[Role, list[EngineUnit]]:
+    """A unit per group, by role. guard: of the processes to be started; None = they were started elsewhere. key: what
+    requests need."""
     found: dict[Role, list[EngineUnit]] = {"both": [], "prefill": [], "decode": []}
     for group in made.groups:
         own = [p for p in made.processes if p.group == group.name]
@@ -65,7 +73,7 @@ def units_of(made: Deployment, folder: Path, *, bound_s: float, guard: Guard | N
             )  # fmt: skip
         processes = [p for p in own if not p.started_by] if guard is not None else []
         unit = EngineUnit(
-            group.name, processes, doors[0], folder.resolve(), made.called, bound_s=bound_s, guard=guard
+            group.name, processes, doors[0], folder.resolve(), made.called, bound_s=bound_s, guard=guard, key=key
         )  # fmt: skip
         found[group.role].append(unit)
     return found

@@ -16,6 +16,9 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 STAND_IN = re.compile(r"\$\{HOST_([0-9]{1,5})\}")
+KEY_VARIABLE = "LINKWISE_API_KEY"
+KEY = f"${{{KEY_VARIABLE}}}"  # stands for the key that requests need
+EXPANDED = re.compile(f"{STAND_IN.pattern}|{re.escape(KEY)}")  # all that a script expands
 MAX_WORD = 20_000
 
 
@@ -39,11 +42,9 @@ def check_word(word: str, where: str) -> str:
 
 
 def check_given(word: str, where: str) -> str:
-    """A word a user gives: as `check_word`, and nothing that stands for an address in the files. Raises InputError."""
-    if found := STAND_IN.search(word):
-        raise InputError(
-            f"{found[0]} in {word[:80]!r}", where=where, expected="a name without it: it is a node's address"
-        )
+    """A word a user gives: as `check_word`, and nothing that the files expand. Raises InputError."""
+    if found := EXPANDED.search(word):
+        raise InputError(f"{found[0]} in {word[:80]!r}", where=where, expected="a name without it: the files expand it")
     return check_word(word, where)
 
 
@@ -118,8 +119,8 @@ class Deployment(Frozen, frozen=True, kw_only=True):
     """Everything that is started, as a program reads it (deployment.json).
 
     model: what the engine is given; called: its name in the API. front: where requests go. hosts: address by the plan's
-    node number, the nodes in use. start_s: how long a group may take until it serves. differs: what the files do
-    otherwise than the plan has it; notes: what to know.
+    node number, the nodes in use. start_s: how long a group may take until it serves. keyed: requests need a key.
+    differs: what the files do otherwise than the plan has it; notes: what to know.
     """
 
     schema: str = DEPLOYMENT_SCHEMA
@@ -136,6 +137,7 @@ class Deployment(Frozen, frozen=True, kw_only=True):
     front: str
     connector: str = ""
     start_s: float = 1800.0
+    keyed: bool = False
     served: Served
     differs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from linkwise.core.files import read_bytes
 from linkwise.core.printable import clipped, printable
 from linkwise.launch import sessions
 from linkwise.launch.guard import GRACE_S, Guard
+from linkwise.launch.key import headers
 from linkwise.launch.types import Process
 from linkwise.supervise.types import Event, Fault, FaultKind, Job, Load, State
 
@@ -38,7 +39,7 @@ class EngineUnit:
     """One group. bound_s: a worker that does nothing is named within it. Without processes of its own (started
     elsewhere) only its answers are watched.
 
-    guard: told of every session, so that none outlives this process.
+    guard: told of every session, so that none outlives this process. key: what requests need; "" = nothing.
     last_s: time.monotonic() of the last sign of a token, also given by whoever passes answers on.
     """
 
@@ -46,11 +47,11 @@ class EngineUnit:
 
     def __init__(
         self, name: str, processes: Sequence[Process], door: Process, folder: Path, model: str, *, bound_s: float,
-        guard: Guard | None = None,
+        guard: Guard | None = None, key: str = "",
     ) -> None:  # fmt: skip
         self.name, self.door, self.last_s = name, door, 0.0
         self._processes, self._folder, self._model, self._bound_s = tuple(processes), folder, model, bound_s
-        self._guard = guard
+        self._guard, self._key = guard, key
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._from: dict[str, int] = {}  # where its log begins in this life
         self._state: State = "stopped"
@@ -96,7 +97,7 @@ class EngineUnit:
     def token(self, within_s: float) -> bool:
         """Does one token come within so many seconds?"""
         body = {"model": self._model, "prompt": "1", "max_tokens": 1, "temperature": 0}
-        status, text = ask(self.door, "POST", "/v1/completions", body, within_s)
+        status, text = ask(self.door, "POST", "/v1/completions", body, within_s, headers(self._key))
         good = status == 200 and b'"choices"' in text
         if good:
             self.last_s = time.monotonic()
@@ -230,14 +231,17 @@ class _Asked:
         self.done = True
 
 
-def ask(door: Process, method: str, path: str, body: dict[str, Any] | None, within_s: float) -> tuple[int, bytes]:
-    """Status and answer of a server, bounded in size and time; status 0 when there is none."""
+def ask(
+    door: Process, method: str, path: str, body: dict[str, Any] | None, within_s: float,
+    more: Mapping[str, str] | None = None,
+) -> tuple[int, bytes]:  # fmt: skip
+    """Status and answer of a server, bounded in size and time; status 0 when there is none. more: headers."""
     text = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} if text else {}
+    said = {**({"Content-Type": "application/json"} if text else {}), **(more or {})}
     try:
         return exchange(
             Address(door.host, door.ports["http"]), method, path, within_s=within_s, most_bytes=_MOST_ANSWER,
-            body=text, headers=headers,
+            body=text, headers=said,
         )  # fmt: skip
     except Failed:
         return 0, b""

@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from linkwise.core.errors import Refused
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Refusal
 from linkwise.engine.facts_io import version_key
-from linkwise.launch import network, ray
+from linkwise.launch import key, network, ray
 from linkwise.launch.base import Asked, Launcher, Ports, Run, engine_words, local, router_process, runs, uneven
-from linkwise.launch.types import Group, Process
+from linkwise.launch.types import KEY, Group, Process
 
 _NUMA_SINCE = "0.20"  # --numa-bind; the release that added it is unverified, 0.32 has it
 _NIXL_ROLES = "0.32"  # kv_both is deprecated there (nixl/connector.py)
@@ -50,6 +51,7 @@ class Vllm(Launcher):
     name = "vllm"
     multi_node = ("native", "ray", "slurm")
     joins_replicas = True
+    takes_key = True
     connectors = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
     flags = _FLAGS
     program: tuple[str, ...] = ("vllm", "serve")
@@ -151,7 +153,7 @@ class Vllm(Launcher):
     def _process(
         self, asked: Asked, group: Group, name: str, run: Run, words: Sequence[str], ports: dict[str, int]
     ) -> Process:
-        environment = network.environment(asked, group, run.node, run.ranks)
+        environment = network.environment(asked, group, run.node, run.ranks) | _key(asked, ports)
         # Of a pod that is one of several the address is known when it runs.
         several = len({asked.cluster.node_of(d) for d in group.devices}) > 1
         address = asked.host(run.node) if asked.far and several else network.own_address(asked, run.node)
@@ -183,6 +185,7 @@ class Vllm(Launcher):
             # Without it all of them are looked for on the head (arg_utils.py, create_engine_config).
             words += ["--data-parallel-size-local", str(layout.dp_attn // len(nodes))]
             words += ["--data-parallel-backend", "ray", "--data-parallel-address", head]
+        environment |= _key(asked, common.ports)
         if group.role != "both":
             environment |= side_channel(asked, nodes[0], common.ports)
         front = Process(
@@ -212,6 +215,11 @@ class Vllm(Launcher):
         if asked.groups[0].role == "both":
             words = ["vllm-router", "--worker-urls", *(p.url for p in doors), "--policy", "power_of_two"]
         else:
+            if asked.keyed:  # it puts the key of its own environment on whatever it is asked (vllm_pd_router.rs)
+                raise Refused(
+                    "vllm-router opens pools that ask for a key to anybody", where=key.WHERE,
+                    expected="--router linkwise, which passes on what a request says (pools over nixl)",
+                )  # fmt: skip
             words = ["vllm-router", "--vllm-pd-disaggregation"]
             for p in doors:
                 words += ["--prefill", p.url, *_bootstrap(p)] if p.role == "prefill" else ["--decode", p.url]
@@ -220,6 +228,11 @@ class Vllm(Launcher):
         # It gives up after 600 s otherwise, and what starts a node then ends all of it.
         words += ["--worker-startup-timeout-secs", str(round(asked.start_s))]
         return router_process(asked, [*words, "--host", asked.listen, "--port", str(asked.port)]), {}
+
+
+def _key(asked: Asked, ports: Mapping[str, int]) -> dict[str, str]:
+    """Where vLLM finds the key that its server asks for."""
+    return {"VLLM_API_KEY": KEY} if asked.keyed and "http" in ports else {}
 
 
 def _bootstrap(prefill: Process) -> list[str]:

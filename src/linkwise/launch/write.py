@@ -6,7 +6,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import read_bytes, write_bytes
 from linkwise.core.schema import decode_json, encode_json
 from linkwise.launch.scripts import HOSTS, file_name, open_hosts, scripts
-from linkwise.launch.types import Deployment
+from linkwise.launch.types import KEY_VARIABLE, Deployment
 
 DEPLOYMENT = "deployment.json"
 MANIFEST = "manifest.yaml"
@@ -70,6 +70,8 @@ def _readme(made: Deployment) -> str:
             does = f"`./start.sh {node}`" if made.starts(node) else f"nothing: {made.started_from(node)}"
             lines.append(f"1. On node {node} ({host}): {does}")
     lines += ["1. `./health.sh` waits until it serves.", "1. `./bench.sh` sends the plan's workload.", ""]
+    if made.keyed:
+        lines += [f"Scripts and requests need the key in {KEY_VARIABLE}, which is in none of these files.", ""]
     lines += [f"Requests go to {made.front}/v1. `deployment.json` says the same for programs.", ""]
     for title, listed in (("What differs from the plan", made.differs), ("To know", made.notes)):
         lines += [f"## {title}", "", *(f"- {said}" for said in listed), ""] if listed else []

@@ -5,7 +5,7 @@ from linkwise.launch.base import Asked, Launcher
 from linkwise.launch.kubernetes import pods, schema
 from linkwise.launch.kubernetes.pods import LWS, PORT, Cast, Set
 from linkwise.launch.scripts import line
-from linkwise.launch.types import Process
+from linkwise.launch.types import KEY_VARIABLE, Process
 
 
 def manifests(asked: Asked, launcher: Launcher, cast: Cast) -> tuple[schema.Manifest, ...]:
@@ -57,6 +57,7 @@ def _router(asked: Asked, launcher: Launcher, cast: Cast, sets: tuple[Set, ...])
     container = schema.Container(
         name="router", image=cast.router_image, command=("bash", "-c"),
         args=(pods.escaped(f"exec {line(words)}"),),
+        env=(pods.api_key(KEY_VARIABLE),) if asked.keyed else (),
         ports=(schema.ContainerPort(container_port=PORT),), readiness_probe=probe, volume_mounts=mounts,
     )  # fmt: skip
     volumes = (schema.Volume(name="files", config_map=schema.ConfigMapSource(name=name)),) if files else ()

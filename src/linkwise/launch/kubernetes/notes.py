@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from linkwise.launch import key
 from linkwise.launch.base import Asked
-from linkwise.launch.kubernetes.pods import SECRET, SECRET_KEY, Set, by_path
+from linkwise.launch.kubernetes.pods import KEY_OBJECT, SECRET, SECRET_KEY, Set, by_path
+from linkwise.launch.types import KEY_VARIABLE
 
 
 def notes(asked: Asked, sets: Sequence[Set]) -> Iterator[str]:
@@ -19,6 +21,9 @@ def notes(asked: Asked, sets: Sequence[Set]) -> Iterator[str]:
             " it: no volume for a shared cache is mounted"
         )
         yield f"a model behind a licence needs HF_TOKEN: it is read from Secret {SECRET}, key {SECRET_KEY}, if there is"
+    if asked.keyed:
+        yield f"requests need the key of Secret {KEY_OBJECT}, key {KEY_VARIABLE}: pods wait until it is there"
+        yield from key.notes(asked.engine.name)
     across = any(one.size > 1 or one.role != "both" for one in sets)
     if across and asked.cluster.nics_per_node:
         yield (

@@ -12,7 +12,7 @@ from linkwise.core.layout import Layout
 from linkwise.launch.base import Asked, Launcher, Ports
 from linkwise.launch.kubernetes import schema
 from linkwise.launch.scripts import line
-from linkwise.launch.types import STAND_IN, Process, Role
+from linkwise.launch.types import KEY, KEY_VARIABLE, STAND_IN, Process, Role
 
 PORT = 8000
 # Keys topograph writes (its reference of node labels): the scale-up domain, and the fabric's tier next to the nodes.
@@ -22,6 +22,7 @@ LEADER, INDEX = "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"
 LWS = "leaderworkerset.sigs.k8s.io"
 STAND_IN_IP = "POD_IP"  # the variable of a pod's own address
 SECRET, SECRET_KEY = "hf-token-secret", "HF_TOKEN"  # as Dynamo's examples have them
+KEY_OBJECT = "linkwise-api-key"  # of the key that requests need
 _FILES = "/etc/linkwise"
 _SHM = "16Gi"
 _NAME_CHARS = 40  # of 63: controllers and we add to it
@@ -194,14 +195,23 @@ def environment(one: Set, *, worker: bool = False) -> tuple[schema.Env, ...]:
     address = schema.ValueFrom(field_ref=schema.FieldRef(field_path="status.podIP"))
     own = f"${{{STAND_IN_IP}}}" in script(one, worker=worker)
     found = [schema.Env(name=STAND_IN_IP, value_from=address)] if own else []
+    found += [api_key(KEY_VARIABLE)] if KEY in script(one, worker=worker) else []
     for name, value in sorted(process.environment.items()):
         if value == process.host:
             found.append(schema.Env(name=name, value_from=address))
+        elif value == KEY:
+            found.append(api_key(name))
         elif STAND_IN.search(value):
             raise Refused(f"{name} names another node", where="--kubernetes")
         else:
             found.append(schema.Env(name=name, value=escaped(value)))
     return (*found, *(() if one.at_path else (token(),)))
+
+
+def api_key(name: str) -> schema.Env:
+    """The key that requests need, from a secret without which a pod does not start."""
+    key = schema.SecretKeyRef(name=KEY_OBJECT, key=KEY_VARIABLE)
+    return schema.Env(name=name, value_from=schema.ValueFrom(secret_key_ref=key))
 
 
 def token() -> schema.Env:
