@@ -92,7 +92,7 @@ def plan(
     from linkwise.api_pools import commands
     from linkwise.plan.build import plan as build
     from linkwise.plan.fit import Case
-    from linkwise.plan.frontier import Seen, collect
+    from linkwise.plan.offers import Seen, collect
     from linkwise.plan.types import NoPlan as Short
 
     doors.of_type(replicas, (int, type(None)), "replicas", "how many, or None")

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from linkwise.cluster.types import Cluster
 from linkwise.plan.fit import Case
-from linkwise.plan.frontier import Seen, frontier, pairs_of, priced
+from linkwise.plan.frontier import frontier, pairs_of, priced
 from linkwise.plan.frontier_types import Frontier
+from linkwise.plan.offers import Seen
 from linkwise.plan.search import Promised
 from linkwise.plan.types import Candidate
 

@@ -16,7 +16,8 @@ from linkwise.core.quantity import Quantity, value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Options
 from linkwise.model.read import load as load_model
-from linkwise.plan.disaggregate import NAMES, Disaggregation, balance, compare, verdict, verdict_figures
+from linkwise.plan.disaggregate import NAMES, Disaggregation, compare, verdict, verdict_figures
+from linkwise.plan.pool_counts import balance
 from linkwise.plan.pools import Pool, Question, pool_of
 from linkwise.workload.types import Targets, Workload
 

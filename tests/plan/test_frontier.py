@@ -13,9 +13,12 @@ from linkwise.engine.base import Options
 from linkwise.model.read import load as model
 from linkwise.plan.build import plan
 from linkwise.plan.fit import Case
-from linkwise.plan.frontier import Seen, Terms, _for_rate, _pair, _Side, choose, collect, front, frontier, priced
+from linkwise.plan.frontier import frontier, priced
 from linkwise.plan.frontier_types import Offer
+from linkwise.plan.handoff_pools import Moved
+from linkwise.plan.offers import Seen, Terms, choose, collect, front
 from linkwise.plan.pools import Pool
+from linkwise.plan.separate import _for_rate, _Pair, _points, _Side, _whole_pools
 from linkwise.plan.types import Plan
 from linkwise.workload.types import Targets, Workload
 
@@ -31,41 +34,50 @@ def side(steps, prefill_s=0.1, ranks=1) -> _Side:
     return _Side(Layout(tp=ranks), Pool(ranks=ranks, prefill_s=prefill_s, steps=steps), 8192)
 
 
+def pair(terms: Terms, moved: Moved | None = None) -> _Pair:
+    return _Pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), moved or Moved())
+
+
 def test_pools_are_split_where_they_serve_most() -> None:
     # A prompt takes a prefill group 0.1 s, at most 0.9 of its time: 9/s. An answer of 100 tokens at batch 8 and 20 ms a
     # step takes 0.25 group-seconds: 4/s. Of 4 devices: 1 + 3 give min(9, 12) = 9/s, 2 + 2 min(18, 8) = 8/s.
     terms = Terms(case(isl_tokens=1000, osl_tokens=100), {"": 3.6}, None)
-    (offer,) = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.0, None, "")
+    (offer,) = _points(pair(terms))
+    assert [offer] == _whole_pools(pair(terms)), "the only batch is the best one"
     assert (offer.prefill_groups, offer.groups, offer.devices) == (1, 3, 4)
     assert offer.rate_per_s == pytest.approx(9.0)
     assert offer.tokens_per_s_per_device == pytest.approx(9 * 100 / 4)
     assert offer.tpot_s == 0.02
+    # Three decode groups at 3/s each, 100 tokens of 20 ms: 6 at hand of the 8 they have room for.
+    assert offer.batch == 6
     # TTFT: 0.1 s, M/D/1 at 0.9: 0.9 x 0.1 / (2 x 0.1) = 0.45 s, and the first step.
     assert offer.ttft_s == pytest.approx(0.1 + 0.45 + 0.02)
     # 4 devices at 3.60 USD an hour are 0.004 USD a second for 900 tokens.
     assert offer.usd_per_Mtoken == pytest.approx(0.004 / 900 * 1e6)
     assert offer.starving == "decode"
     # A route that carries 2 prompts/s for each pair of groups, and a handoff of 0.3 s.
-    slow = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.3, 2.0, "nic")
+    slow = _points(pair(terms, Moved(0.3, 2.0, "nic")))
     assert [x.rate_per_s for x in slow] == [pytest.approx(4.0)]
     assert (slow[0].prefill_groups, slow[0].limiting_link) == (2, "nic")
 
 
 def test_a_rate_takes_as_many_groups_as_it_needs_and_costs_what_they_do() -> None:
     # A prefill group serves 9 prompts/s, a decode group 4 answers/s: 3/s take one of each, 5/s two decode groups.
-    terms = Terms(case(on="8xh100-sxm", isl_tokens=1000, osl_tokens=100), {"": 3.6}, None)
-    (one,) = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.0, None, "")
     for rate, groups, devices in ((3.0, 1, 2), (5.0, 2, 3), (9.0, 3, 4)):
-        found = _for_rate(terms, one, rate)
-        assert found is not None
+        terms = Terms(case(on="8xh100-sxm", isl_tokens=1000, osl_tokens=100, rate_per_s=rate), {"": 3.6}, None)
+        found = _for_rate(pair(terms))[0]  # smaller batches take more decode groups
         assert (found.prefill_groups, found.groups, found.devices) == (1, groups, devices)
+        assert found.for_rate_per_s == found.rate_per_s == rate
         assert found.tokens_per_s_per_device == pytest.approx(rate * 100 / devices)
         assert found.usd_per_Mtoken == pytest.approx(devices * 3.6 / 3600 / (rate * 100) * 1e6)
-    assert _for_rate(terms, one, 1000.0) is None, "more groups than the devices hold"
+        # M/D/1 at that rate: a prompt of 0.1 s waits load / (2 (1 - load)) x 0.1 s, load rate x 0.1.
+        load = rate * 0.1
+        assert found.ttft_s == pytest.approx(0.1 + load / (2 * (1 - load)) * 0.1 + 0.02)
+    terms = Terms(case(on="8xh100-sxm", isl_tokens=1000, osl_tokens=100, rate_per_s=1000.0), {}, None)
+    assert _for_rate(pair(terms)) == [], "more groups than the devices hold"
     # A route of 2 prompts/s between a pair of groups: 5/s take three of each.
-    (slow, *_) = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.0, 2.0, "nic")
-    found = _for_rate(terms, slow, 5.0)
-    assert found is not None
+    terms = Terms(case(on="8xh100-sxm", isl_tokens=1000, osl_tokens=100, rate_per_s=5.0), {}, None)
+    found = _for_rate(pair(terms, Moved(0.0, 2.0, "nic")))[0]
     assert (found.prefill_groups, found.groups) == (3, 3)
 
 
@@ -90,7 +102,7 @@ def test_the_choice_for_a_rate_is_the_fewest_devices_that_carry_it() -> None:
 def test_a_ttft_target_leaves_prompts_their_slack() -> None:
     # 0.2 s less 0.1 s of prefill and 0.02 s of a step leave 0.08 s to queue: load 2 x 0.08 / (0.1 + 0.16) = 0.615.
     terms = Terms(case(isl_tokens=1000, osl_tokens=100, ttft_s=0.2), {}, None)
-    (offer,) = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.0, None, "")
+    (offer,) = _points(pair(terms))
     assert offer.ttft_s <= 0.2 + 1e-9
     assert offer.meets
     assert offer.rate_per_s == pytest.approx(min(2 * 6.153846, 8.0))
@@ -99,7 +111,7 @@ def test_a_ttft_target_leaves_prompts_their_slack() -> None:
 def test_prefill_groups_on_other_devices() -> None:
     one = case(isl_tokens=1000, osl_tokens=100)
     terms = Terms(one, {"h100-sxm": 3.6, "l40s": 0.9}, one._replace(cluster=cluster("2xl40s")))
-    (offer,) = _pair(terms, side(((1, 0.02),)), side(((8, 0.02),)), 0.0, None, "")
+    (offer,) = _points(pair(terms))
     # All 4 of the decode devices: 16/s; of 2 prefill devices both: 18/s.
     assert (offer.prefill_groups, offer.groups, offer.rate_per_s) == (2, 4, pytest.approx(16.0))
     assert offer.usd_per_Mtoken == pytest.approx((4 * 3.6 + 2 * 0.9) / 3600 / 1600 * 1e6)

@@ -30,7 +30,7 @@ from linkwise.plan.handoff import HandoffOptions, handoff
 from linkwise.plan.handoff_flip import break_even
 from linkwise.plan.handoff_supply import Supply, supply
 from linkwise.plan.operate import MAX_PROMPT_LOAD
-from linkwise.plan.pool_loads import loads_of, seconds_of, whole_pools
+from linkwise.plan.pool_counts import Balance, Both, Groups, balance, limit, loads_of, most, seconds_of
 from linkwise.plan.pools import Pool, Question, pool_of
 from linkwise.workload.types import Workload
 
@@ -71,33 +71,24 @@ class Disaggregation(Frozen, frozen=True, kw_only=True):
     supply: Supply | None = None
 
 
-class Balance(NamedTuple):
-    """Two pools at work. starving: "prefill", "decode" or ""; idle: share of that pool's capacity without work."""
-
-    rate: Num
-    starving: str
-    idle: float
-
-
-def balance(prefill_groups: int, prefill_s: Num, decode_groups: int, decode_s: Num) -> Balance:
-    """What the pools sustain together when a request costs a prefill group `prefill_s` and a decode group `decode_s`.
-
-    Both are group-seconds per request: decode_s = output x step(b) / b. The ratio of groups that keeps both busy is the
-    ratio of the two times; any other leaves one pool starving for the other's work.
-    """
-    offers, takes = prefill_groups / prefill_s, decode_groups / decode_s
-    a, b = float(value_of(offers)), float(value_of(takes))
-    idle = 1 - min(a, b) / max(a, b)
-    starving = "" if idle < 0.05 else "decode" if a < b else "prefill"
-    return Balance(minimum(offers, takes), starving, idle)
-
-
 class _Flow(NamedTuple):
     """A prefill and a decode group inside the targets. cost: group-seconds of a request; None = no batch meets them."""
 
     prefill_s: Num
     decode_s: Num
     batch: int
+
+
+def both_of(q: Question) -> Both:
+    """The separate pools that a question asks about."""
+    return Both(
+        q.prefill, q.decode, q.output_tokens, q.devices, q.elsewhere, q.ttft_s, q.tpot_s, q.exposed_s, q.link_rate_per_s
+    )
+
+
+def groups_of(q: Question) -> Groups | None:
+    """The groups given, else those that serve most; None where no pair of them fits or is in time."""
+    return most(both_of(q)) if q.groups is None else Groups(*q.groups)
 
 
 def _mixed_batch(q: Question, pool: Pool) -> tuple[int, float]:
@@ -194,26 +185,27 @@ def _waterfall(q: Question, given: Given) -> _Steps:
         return _Steps(mixed, apart, fitted, none, none, none, batch, None, (0, 0))
     moved = named("moved", devices / _device_seconds(q, flow), "requests/s", "whole groups not yet asked for")
     mended = named("mended", moved + _recovery(q, mixed, batch, moved, flow, given), "requests/s")
-    loads = loads_of(q, q.prefill, q.decode, q.exposed_s, q.link_rate_per_s)
-    at, *pools = whole_pools(q, loads)
-    if not at:
+    pools = groups_of(q)
+    served = None if pools is None else limit(both_of(q), pools)
+    if pools is None or served is None:
         return _Steps(mixed, apart, fitted, moved, mended, none, batch, flow, (0, 0))
     # Whole groups may be served best at another batch: where prompts are short of groups, a smaller one.
+    at = served.batch
     best = _flow(q, q.prefill, q.decode, at, exposed, link, "whole", given) if at != flow.batch else flow
-    paired = balance(pools[0], best.prefill_s, pools[1], best.decode_s).rate
-    whole = named(
-        "disaggregated", mended * paired / moved, "requests/s", f"{pools[0]} prefill and {pools[1]} decode groups"
-    )
-    return _Steps(mixed, apart, fitted, moved, mended, whole, batch, best, (pools[0], pools[1]))
+    paired = balance(pools.prefill, best.prefill_s, pools.decode, best.decode_s).rate
+    note = f"{pools.prefill} prefill and {pools.decode} decode groups"
+    whole = named("disaggregated", mended * paired / moved, "requests/s", note)
+    return _Steps(mixed, apart, fitted, moved, mended, whole, batch, best, pools)
 
 
 def _leanest(q: Question, exposed: Num, link: Num | None, tag: str, given: Given) -> _Flow | None:
     """The batch with the fewest device-seconds a request; None where no batch meets the targets."""
-    limit = None if link is None else float(value_of(link))
-    loads = loads_of(q, q.prefill, q.decode, float(value_of(exposed)), limit)
+    joined = None if link is None else float(value_of(link))
+    both = both_of(q)._replace(exposed_s=float(value_of(exposed)), link_rate_per_s=joined)
+    loads = loads_of(both)
     if not len(loads.batches):
         return None
-    batch = int(loads.batches[np.argmin(seconds_of(q, loads))])
+    batch = int(loads.batches[np.argmin(seconds_of(both, loads))])
     return _flow(q, q.prefill, q.decode, batch, exposed, link, tag, given)
 
 
@@ -268,7 +260,6 @@ def verdict(question: Question) -> Disaggregation:
     if not s.batch:
         notes.append("a mixed group misses a target at any batch")
     ratio = s.flow.prefill_s / s.flow.decode_s if s.flow else 0.0
-    costs = (float(s.flow.prefill_s), float(s.flow.decode_s)) if s.flow else None
     return Disaggregation(
         verdict="neither meets the targets" if answer == "neither" else answer,
         mixed_per_s=found["mixed"], disaggregated_per_s=found["disaggregated"],
@@ -277,7 +268,8 @@ def verdict(question: Question) -> Disaggregation:
         starving=pools.starving if pools else "", idle=pools.idle if pools else 0.0, mixed_batch=s.batch,
         decode_batch=s.flow.batch if s.flow else 0, limiting_link=q.limiting_link,
         break_even=break_even(question, winner), measure=_measure(q, s, found), notes=tuple(notes), question=q,
-        supply=None if q.rate_per_s is None else supply(q, q.rate_per_s, costs, found["disaggregated"]),
+        supply=None if q.rate_per_s is None
+        else supply(both_of(q), q.rate_per_s, groups_of(q), given=q.groups is not None),
     )  # fmt: skip
 
 

@@ -221,6 +221,12 @@ def _moved(case: Case) -> dict[tuple[str, int], int]:
     return moved
 
 
+def moved_of(case: Case) -> tuple[dict[str, Num], str]:
+    """The figures of a resolved handoff and its slowest link, without what they rest on: a search asks for many."""
+    loads = loads_of(case)
+    return _figures(case, loads, plain), link_name(_limiting(case, loads).link)
+
+
 def of_case(case: Case) -> Handoff:
     """What a resolved handoff takes."""
     loads = loads_of(case)

@@ -24,7 +24,7 @@ class Case(NamedTuple):
     """Everything a handoff's figures follow from.
 
     cluster, other: of the prefill and of the decode group; the same value where they share one. prefill, decode: ranks
-    that hand over, tp and pp alone. group: the whole prefill group, which computes.
+    that hand over, tp and pp alone. group: the whole prefill group, which computes. taking: the whole decode group.
     """
 
     model: Model
@@ -39,6 +39,7 @@ class Case(NamedTuple):
     prefill: Layout
     decode: Layout
     group: Layout
+    taking: Layout
     kv_dtype: str
     block: int
     pieces: list[Piece]
@@ -84,18 +85,21 @@ def case_of(
 
     return Case(
         model, cluster, other, engine, name, it, options, prompt, rate, prefill, decode,
-        prefill if apart is None else apart.group, dtype, options.block_tokens or block, found, devices,
+        prefill if apart is None else apart.group, decode if apart is None else apart.taking, dtype,
+        options.block_tokens or block, found, devices,
         {(p.sender, p.receiver): routes(p) for p in found}, refuses(name, it, model, prefill.tp, decode.tp),
     )  # fmt: skip
 
 
 class Apart(NamedTuple):
-    """Where two groups of pools lie: the decode group's cluster, whether it is the prefill group's too, and devices."""
+    """Where two groups of pools lie: the decode group's cluster, whether it is the prefill group's too, devices,
+    and the layouts of the whole groups."""
 
     other: Cluster
     shared: bool
     devices: Devices
     group: Layout
+    taking: Layout
 
 
 def devices_of(cluster: Cluster, prefill: Layout, decode: Layout, options: HandoffOptions) -> Devices:

@@ -7,8 +7,8 @@ from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine
 from linkwise.model.types import Model
-from linkwise.plan.handoff import of_case
-from linkwise.plan.handoff_case import Apart, Devices, case_of
+from linkwise.plan.handoff import moved_of, of_case
+from linkwise.plan.handoff_case import Apart, Case, Devices, case_of
 from linkwise.plan.handoff_types import Handoff, HandoffOptions
 
 
@@ -24,6 +24,18 @@ class Side(NamedTuple):
         return self.replicas * self.layout.size
 
 
+class Moved(NamedTuple):
+    """What a handoff takes: seconds that prefill does not hide, prompts/s between a pair of groups, the slowest link.
+
+    prefill_s: of a prompt, which the handoff hides behind.
+    """
+
+    exposed_s: float = 0.0
+    rate_per_s: float | None = None
+    link: str = ""
+    prefill_s: float | None = None
+
+
 def handover(
     model: Model, prefill: Side, decode: Side, *, shared: bool, prompt_tokens: int, engine: Engine,
     rate_per_s: float = 1.0, kv_dtype: str = "auto", options: HandoffOptions | None = None,
@@ -35,6 +47,26 @@ def handover(
     link. A group of several attention replicas hands over to one of them: tp ranks of each pipeline stage.
     Raises InputError for groups that do not fit, layouts that cut a prompt's tokens, and a cluster without NICs.
     """
+    return of_case(
+        between(
+            model, prefill, decode, shared=shared, prompt_tokens=prompt_tokens, engine=engine, rate_per_s=rate_per_s,
+            kv_dtype=kv_dtype, options=options,
+        )
+    )  # fmt: skip
+
+
+def moved(case: Case) -> Moved:
+    """What counts of `handover` where pools are counted. Each attention replica of a group has a route of its own."""
+    figures, link = moved_of(case)
+    each = float(figures["max_rate_per_s"]) * min(case.group.dp_attn, case.taking.dp_attn)
+    return Moved(float(figures["exposed_s"]), each, link, float(figures["prefill_s"]))
+
+
+def between(
+    model: Model, prefill: Side, decode: Side, *, shared: bool, prompt_tokens: int, engine: Engine,
+    rate_per_s: float = 1.0, kv_dtype: str = "auto", options: HandoffOptions | None = None,
+) -> Case:  # fmt: skip
+    """The case that `handover` answers, and its errors."""
     for side in (prefill, decode):
         if side.layout.cp * side.layout.dcp > 1:
             raise InputError(f"{side.layout}", where="pools", expected="no cp or dcp: their handover is not modelled")
@@ -51,11 +83,9 @@ def handover(
     devices = _devices("prefill", prefill.layout, 0) | _devices("decode", decode.layout, first)
     moves = [Layout(tp=side.layout.tp, pp=side.layout.pp) for side in (prefill, decode)]
     other = prefill.cluster if shared else decode.cluster
-    return of_case(
-        case_of(
-            model, prefill.cluster, prompt_tokens, rate_per_s, moves[0], moves[1], engine, kv_dtype,
-            options or HandoffOptions(), Apart(other, shared, devices, prefill.layout),
-        )
+    return case_of(
+        model, prefill.cluster, prompt_tokens, rate_per_s, moves[0], moves[1], engine, kv_dtype,
+        options or HandoffOptions(), Apart(other, shared, devices, prefill.layout, decode.layout),
     )  # fmt: skip
 
 

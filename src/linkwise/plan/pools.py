@@ -18,6 +18,9 @@ from linkwise.workload.types import Workload
 
 MAX_BATCH = 65_536
 
+Floats = npt.NDArray[np.float64]
+Steps = tuple[tuple[int, float], ...]
+
 
 class Pool(Frozen, frozen=True, kw_only=True):
     """One kind of group. prefill_s: one prompt from start to end. steps: (batch, seconds of a decode step), ascending.
@@ -30,7 +33,7 @@ class Pool(Frozen, frozen=True, kw_only=True):
 
     ranks: int
     prefill_s: float
-    steps: tuple[tuple[int, float], ...]
+    steps: Steps
     prompt_s: float | None = None
     ride_s: float | None = None
     label: str = ""
@@ -56,9 +59,17 @@ class Pool(Frozen, frozen=True, kw_only=True):
     def ride(self) -> float:
         return self.prompt if self.ride_s is None else self.ride_s
 
-    def table(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def table(self) -> tuple[Floats, Floats]:
         """Every batch up to the largest, and its step."""
         return _table(self.steps)
+
+    def grid(self) -> tuple[Floats, Floats]:
+        """Every batch up to 128, then every 64th part more, and the points of `steps`; and the steps."""
+        return _grid(self.steps)
+
+    def points(self) -> tuple[Floats, Floats]:
+        """The batches of `steps`, and the steps."""
+        return _points(self.steps)
 
     def step(self, batch: int) -> float:
         """Seconds of a decode step with `batch` requests."""
@@ -67,11 +78,26 @@ class Pool(Frozen, frozen=True, kw_only=True):
         return float(np.interp(batch, [b for b, _ in self.steps], [s for _, s in self.steps]))
 
 
+# A verdict is asked hundreds of times for the same pools while its break-even is looked for.
 @lru_cache(maxsize=512)
-def _table(steps: tuple[tuple[int, float], ...]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    # A verdict is asked hundreds of times for the same pools while its break-even is looked for.
+def _table(steps: Steps) -> tuple[Floats, Floats]:
     batches = np.arange(1, steps[-1][0] + 1, dtype=float)
-    return batches, np.interp(batches, [b for b, _ in steps], [s for _, s in steps])
+    return batches, np.interp(batches, *_points(steps))
+
+
+@lru_cache(maxsize=512)
+def _grid(steps: Steps) -> tuple[Floats, Floats]:
+    batches, values = _points(steps)
+    far = np.floor(128 * (1 + 1 / 64) ** np.arange(1, 64 * 7))
+    wanted = np.unique(np.concatenate([np.arange(1.0, 129.0), far, batches]))
+    wanted = wanted[wanted <= batches[-1]]
+    return wanted, np.interp(wanted, batches, values)
+
+
+@lru_cache(maxsize=512)
+def _points(steps: Steps) -> tuple[Floats, Floats]:
+    batches, values = zip(*steps, strict=True)
+    return np.array(batches, float), np.array(values, float)
 
 
 class Question(Frozen, frozen=True, kw_only=True):
@@ -79,6 +105,8 @@ class Question(Frozen, frozen=True, kw_only=True):
     carries (None = no limit). limiting_link: its name. rate_per_s: the rate the pools are to serve, where one is asked.
 
     others: further kinds of mixed groups; the one with the most requests/s inside the targets is compared.
+    groups: prefill and decode groups where their numbers are given; None = as many as serve most on the devices.
+    elsewhere: devices of prefill groups where `devices` are those of the others alone; None = all share `devices`.
 
     failures_per_device_hour: 419 unexpected interruptions in 54 days of 16,384 devices (Llama 3 herd of models, arXiv
     2407.21783, section 3.3.4). restart_s: a group's way back (stated; measure it).
@@ -93,6 +121,8 @@ class Question(Frozen, frozen=True, kw_only=True):
     tpot_s: float | None = None
     others: tuple[Pool, ...] = ()
     rate_per_s: float | None = None
+    groups: tuple[int, int] | None = None
+    elsewhere: int | None = None
     exposed_s: float = 0.0
     link_rate_per_s: float | None = None
     limiting_link: str = ""
@@ -107,6 +137,9 @@ class Question(Frozen, frozen=True, kw_only=True):
             ("tpot_s", self.tpot_s, 1e-9, 1e6),
             ("exposed_s", self.exposed_s, 0, 1e6),
             ("rate_per_s", self.rate_per_s, 1e-9, 1e9),
+            ("elsewhere", self.elsewhere, 1, 10**6),
+            ("groups", None if self.groups is None else min(self.groups), 1, 10**6),
+            ("groups", None if self.groups is None else max(self.groups), 1, 10**6),
             ("link_rate_per_s", self.link_rate_per_s, 1e-9, 1e9),
             ("failures_per_device_hour", self.failures_per_device_hour, 0, 1),
             ("restart_s", self.restart_s, 0, 1e6),

@@ -41,6 +41,8 @@ def screen(
     if verdict is not None and verdict.supply is not None:
         said = verdict.supply
         lines.append(f"pools      {'serve the rate' if said.serves else 'do not serve the rate'}: {said.reason}")
+        if said.ttft_s is not None and said.tpot_s is not None:
+            lines.append(f"           at that rate TTFT {show_time(said.ttft_s)}, TPOT {show_time(said.tpot_s)}")
     elif unserved:
         lines.append(f"pools      do not serve the rate: {unserved}")
     if verdict is not None:

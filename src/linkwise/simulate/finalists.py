@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from linkwise.core.layout import Layout
 from linkwise.plan.fit import Case
-from linkwise.plan.frontier import preference
 from linkwise.plan.frontier_types import Frontier, Offer
 from linkwise.plan.ledger import ledger
 from linkwise.plan.memory import within_length
+from linkwise.plan.offers import preference
 from linkwise.plan.ordering import irregular, ordered, subject_of
 from linkwise.simulate.of_plan import pool_for, transfer_for
 from linkwise.simulate.rules import Pool, Rules, Run
