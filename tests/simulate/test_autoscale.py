@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 
 from linkwise.core.errors import InputError
 from linkwise.simulate import scaling
-from linkwise.simulate.autoscale import play, scaled, serving
+from linkwise.simulate.autoscale import Scaled, play, scaled, serving
 from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.run import simulate
 from linkwise.simulate.scaling import Advice, Measured, Rule
@@ -93,6 +93,51 @@ def test_a_fixed_rule_is_the_plain_simulation() -> None:
     ran = play(pool, load(arrivals, 10, 7), Run(), rule, 5.0)
     assert ran.found.requests.tobytes() == simulate([pool], load(arrivals, 10, 7)).requests.tobytes()
     assert scaled(rule, ran, Targets(), 1).cold is None
+
+
+def rush(rule: Rule, ttft_s: float | None) -> Scaled:
+    """One request in 2 s until 198 s, 300 at three a second until 298 s, then one in 4 s. A replica serves one a
+    second, its cold start takes 40 s."""
+    gaps = np.concatenate([np.full(count, gap) for count, gap in ((100, 2.0), (300, 1 / 3), (100, 4.0))])
+    targets = Targets(ttft_s=ttft_s)
+    pool = Pool(ONE, constant(1.0), replicas=4)
+    return scaled(rule, play(pool, load(np.cumsum(gaps) - 2.0), Run(), rule, 40.0, targets), targets, 1)
+
+
+def test_what_comes_while_a_replica_starts_is_a_stretch_beyond_what_is_served() -> None:
+    # The second replica is ordered at 218 s and serves from 258 s on. Until then one serves 1/s of 3/s and 120 wait;
+    # until 298 s two do and 40 more wait: 160, more than 5 x 300 ** 0.5 = 87. Served (60 x 1 + 40 x 2) / 100 = 1.4/s,
+    # by as many replicas. Until 258 s a request that comes t s after 198 s waits 2t s behind the others, 60 s on
+    # average; later ones go to the new replica and wait 2 s for each second since 258 s, 40 s on average: 52 s of all.
+    rule = Rule(name="r", measure="schedule", schedule=((0.0, 1), (218.0, 2)), every_s=2.0)
+    figures = rush(rule, 10.0)
+    seen = figures.stretch
+    assert not figures.saturation
+    assert figures.unserved == 0
+    assert seen is not None
+    assert (seen.start_s, seen.end_s) == (pytest.approx(198.0, abs=4), pytest.approx(298.0, abs=1))
+    assert (seen.offered_per_s, seen.served_per_s) == (pytest.approx(3.0, rel=0.03), pytest.approx(1.4, rel=0.03))
+    assert seen.most == pytest.approx(160, abs=3)
+    assert seen.wait_s == pytest.approx(52.0, rel=0.03)
+    assert figures.stretch_replicas == pytest.approx(1.4, rel=0.03)
+    assert seen.late
+    assert not figures.holds
+    # Nobody said how long is too long.
+    assert rush(rule, None).holds
+
+
+@pytest.mark.parametrize(("replicas", "most", "wait_s"), [(2, 100, 25.0), (3, None, 0.0)])
+def test_replicas_that_are_up_all_the_time_have_the_stretch_that_they_do_not_serve(
+    replicas: int, most: int | None, wait_s: float
+) -> None:
+    # Two serve 2/s of 3/s: each queue grows by one in 2 s, 50 on either and half of that on average. Three serve all.
+    seen = rush(Rule(name="r", measure="fixed", least=replicas, most=replicas), 10.0).stretch
+    if most is None:
+        assert seen is None
+    else:
+        assert seen is not None
+        assert seen.most == pytest.approx(most, abs=3)
+        assert seen.wait_s == pytest.approx(wait_s, rel=0.05)
 
 
 def test_windows_go_up_to_the_least_and_down_to_the_most() -> None:

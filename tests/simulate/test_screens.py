@@ -86,6 +86,32 @@ def test_a_stretch_beyond_what_is_served_is_on_the_screen_and_a_negative_answer(
     assert linkwise("simulate p.json --workload rush.csv").code == 0
 
 
+def test_a_stretch_of_a_rule_is_on_the_screen_and_a_negative_answer(linkwise: Shell) -> None:
+    # 100 requests, one a second; 3,000, 40 a second, until 174 s; then one in 10 s. One H100 serves fewer, and the rule
+    # has the second up a minute after its look at 105 s, when the queue is longest.
+    at = [*range(100), *(99 + i / 40 for i in range(1, 3001)), *(174 + 10 * i for i in range(1, 101))]
+    rows = "".join(f"{t:.3f},1000,100\n" for t in at)
+    (linkwise.folder / "rush.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    words = "autoscale p.json --workload rush.csv --target-outstanding 20 --cold-start 60s"
+    ran = linkwise(f"{words} --ttft 1s")
+    out = " ".join(ran.out.split())
+    assert ran.code == 1
+    assert "SATURATED outstanding" not in out
+    assert "BEYOND outstanding 20: from 0:01:" in out
+    assert "were served by 1 replica on average" in out
+    assert "TTFT target 1 s" in out
+    rule = json.loads(linkwise(f"{words} --ttft 1s --json").out)["rules"][0]
+    seen = rule["stretch"]
+    assert seen["end_s"] == pytest.approx(165, abs=3)
+    assert seen["offered_per_s"] == pytest.approx(40, rel=0.02)
+    beyond = (seen["offered_per_s"] - seen["served_per_s"]) * (seen["end_s"] - seen["start_s"])
+    assert seen["most"] - seen["few"] == pytest.approx(beyond, rel=0.01)
+    assert seen["late"]
+    assert rule["stretch_replicas"] == pytest.approx(1, abs=0.1)
+    # Nobody said how long is too long.
+    assert linkwise(words).code == 0
+
+
 def test_a_fault_after_the_end_is_a_note(linkwise: Shell) -> None:
     out = said(linkwise, "simulate p.json --requests 60 --fault slow:0@2h-3hx2")
     assert "fault 2 h" not in out

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from linkwise.core.units import show_count, show_time
 from linkwise.plan.types import Plan
+from linkwise.report.simulate import beyond
 from linkwise.report.text import engine_words, heading, remarks, table
 from linkwise.simulate.autoscale import Autoscaled, Scaled
 from linkwise.simulate.types import Spread
@@ -25,7 +26,7 @@ def screen(found: Autoscaled, plan: Plan) -> "list[str | Table]":
         f" {show_time(found.cold_start_s) if found.cold_start_s else '0 s'} after its order",
         *(f"CAPPED     {one.rule.name}: {one.capped} replicas at most were asked for, the cluster holds"
           f" {found.replicas_held}" for one in found.rules if one.capped),
-        *_saturated(found.rules[: found.asked or None]),
+        *_missed(found.rules[: found.asked or None], found.ttft_target_s),
         table(
             ["rule", ">replica-h", ">device-h", ">mean", ">most", ">starts", ">in target", ">TTFT p50", ">TTFT p99",
              ">TPOT p99"],
@@ -36,7 +37,7 @@ def screen(found: Autoscaled, plan: Plan) -> "list[str | Table]":
             [_cold(one) for one in found.rules if one.cold is not None],
         ) if any(one.cold is not None for one in found.rules) else "cold       no request arrived while one started",
     ]  # fmt: skip
-    lines += _saturated(found.rules[found.asked :]) if found.asked else []
+    lines += _missed(found.rules[found.asked :], found.ttft_target_s) if found.asked else []
     lines += [f"worst      {one.rule.name}: {_worst(one)}" for one in found.rules if one.worst is not None]
     lines += [f"UNSERVED   {one.rule.name}: {show_count(one.unserved)} requests" for one in found.rules if one.unserved]
     if found.rules[0].changes:
@@ -46,8 +47,14 @@ def screen(found: Autoscaled, plan: Plan) -> "list[str | Table]":
     return lines
 
 
-def _saturated(rules: Sequence[Scaled]) -> list[str]:
-    return [f"SATURATED  {one.rule.name}: {one.saturation}" for one in rules if one.saturation]
+def _missed(rules: Sequence[Scaled], ttft_target_s: float | None) -> list[str]:
+    """The load is beyond what the replicas serve, over the whole run or while too few are up."""
+    lines = [f"SATURATED  {one.rule.name}: {one.saturation}" for one in rules if one.saturation]
+    for one in rules:
+        if one.stretch is not None:
+            words = beyond(one.stretch, ttft_target_s, at=_clock, replicas=one.stretch_replicas)
+            lines.append(f"BEYOND     {one.rule.name}: {words}")
+    return lines
 
 
 def _targets(found: Autoscaled) -> str:

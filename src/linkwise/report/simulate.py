@@ -28,7 +28,7 @@ def screen(found: Summary, plan: Plan) -> "list[str | Table]":
     if found.saturated:
         lines.append(f"SATURATED  {found.saturation}")
     if found.stretch is not None:
-        lines.append(f"BEYOND     {_stretch(found.stretch, found.ttft_target_s)}")
+        lines.append(f"BEYOND     what is served, {beyond(found.stretch, found.ttft_target_s)}")
     if found.lost:
         lines.append(f"LOST       {show_count(found.lost)} requests died with their replica, as --recovery drop has it")
     if found.unmoved:
@@ -74,12 +74,17 @@ def _faults(found: Summary) -> list[str]:
     return said
 
 
-def _stretch(one: Stretch, target_s: float | None) -> str:
+def beyond(
+    one: Stretch, target_s: float | None, *, at: Callable[[float], str] = show_time, replicas: float | None = None
+) -> str:
+    """A stretch in words. at: shows a time of the run. replicas: that served in it, where they come and go."""
     target = "" if target_s is None else f", TTFT target {show_time(target_s)}"
+    number = "" if replicas is None else f"{replicas:.3g}"
+    by = number and f" by {number} replica{'s' * (number != '1')} on average"
     return (
-        f"what is served, from {show_time(one.start_s) if one.start_s else '0 s'} to {show_time(one.end_s)}:"
-        f" {_rate(one.offered_per_s)} requests/s came, {_rate(one.served_per_s)}/s were served; those waiting grew from"
-        f" {show_count(one.few)} to {show_count(one.most)} and waited {show_time(one.wait_s)}, mean{target}"
+        f"from {at(one.start_s) if one.start_s else '0 s'} to {at(one.end_s)}: {_rate(one.offered_per_s)} requests/s"
+        f" came, {_rate(one.served_per_s)}/s were served{by}; those waiting grew from {show_count(one.few)} to"
+        f" {show_count(one.most)} and waited {show_time(one.wait_s)}, mean{target}"
     )
 
 

@@ -21,6 +21,7 @@ from linkwise.simulate.rules import Pool, Run
 from linkwise.simulate.run import EVENTS_AT_ONCE, begin, ended
 from linkwise.simulate.scaling import Advice, Measured, Rule
 from linkwise.simulate.state import DONE, MORE, NOTHING_LEFT, Array, World
+from linkwise.simulate.stretch import Stretch
 from linkwise.simulate.summary import spread
 from linkwise.simulate.types import Simulated, Spread
 from linkwise.simulate.world import fault_code
@@ -57,7 +58,8 @@ class Scaled(Frozen, frozen=True, kw_only=True):
     cold, steady: TTFT of requests that arrive while a replica starts, and of the others. worst: the minute with the
     fewest requests inside the targets (the slowest one without targets). unserved: still waiting when nothing more
     would happen. most, mean: replicas that serve, at once and over the run. saturation: what was seen of a load beyond
-    what is served, "" when nothing was. capped: the most replicas the rule may have where the devices hold fewer.
+    what is served, "" when nothing was. stretch: in which more came than was served, of a load that is served as a
+    whole; stretch_replicas: mean in it. capped: the most replicas the rule may have where the devices hold fewer.
     """
 
     rule: Rule
@@ -79,12 +81,14 @@ class Scaled(Frozen, frozen=True, kw_only=True):
     worst: Minute | None
     changes: tuple[Change, ...]
     saturation: str = ""
+    stretch: Stretch | None = None
+    stretch_replicas: float = 0.0
     capped: int = 0
 
     @property
     def holds(self) -> bool:
-        """Whether every request is served and the load is not beyond what is."""
-        return not self.unserved and not self.saturation
+        """Whether every request is served and the load is not beyond what is, over the run or a late stretch of it."""
+        return not (self.unserved or self.saturation or (self.stretch is not None and self.stretch.late))
 
 
 class Autoscaled(Frozen, frozen=True, kw_only=True):
@@ -299,15 +303,16 @@ def scaled(rule: Rule, played: Played, targets: Targets, devices: int, held: int
     cold = _any(done["arrival"], [(x.ordered_s, min(x.ready_s, x.gone_s, end)) for x in played.lives if not x.first])
     hours = sum(min(x.gone_s, end) - x.ordered_s for x in played.lives) / 3600
     serving = [(x.ready_s, min(x.told_s, end)) for x in played.lives if x.ready_s < min(x.told_s, end)]
-    figures = played.found.summary
+    figures, grew = played.found.summary, played.found.summary.stretch
     return Scaled(
         rule=rule, served=len(done), unserved=int((every["status"] == 0).sum()),
         in_target=float(inside.mean()), goodput_per_s=figures.goodput_per_s, ttft=figures.ttft, tpot=figures.tpot,
         cold=spread(ttft[cold]), steady=spread(ttft[~cold]), cold_share=float(cold.mean()) if len(cold) else 0.0,
         replica_hours=hours, device_hours=hours * devices, most=_most(serving),
-        mean=sum(b - a for a, b in serving) / end if end else 0.0,
+        mean=_mean(serving, 0.0, end) if end else 0.0,
         starts=sum(not x.first for x in played.lives), stops=sum(x.told_s < math.inf for x in played.lives),
-        worst=_worst(every, inside), changes=tuple(played.changes), saturation=played.found.summary.saturation,
+        worst=_worst(every, inside), changes=tuple(played.changes), saturation=figures.saturation,
+        stretch=grew, stretch_replicas=_mean(serving, grew.start_s, grew.end_s) if grew else 0.0,
         capped=most if held and (most := max(rule.most, *(n for _, n in rule.schedule), 0)) > held else 0,
     )  # fmt: skip
 
@@ -329,6 +334,11 @@ def _any(at: Array, spans: Sequence[tuple[float, float]]) -> Array:
     for first, last in spans:
         hit |= (at >= first) & (at < last)
     return hit
+
+
+def _mean(spans: Sequence[tuple[float, float]], first: float, last: float) -> float:
+    """Spans at one instant between two others, on average."""
+    return sum(max(0.0, min(b, last) - max(a, first)) for a, b in spans) / (last - first)
 
 
 def _most(spans: Sequence[tuple[float, float]]) -> int:
