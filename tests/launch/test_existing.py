@@ -21,6 +21,7 @@ from linkwise.launch import server
 from linkwise.launch.expand import Reader, Scope, Text, by_kubernetes, document
 from linkwise.launch.kubernetes import registry
 from linkwise.launch.manifest import choose, load
+from linkwise.launch.work import Work
 from linkwise.launch.write import write
 
 WIDE_EP = """
@@ -211,12 +212,12 @@ def test_expansion_is_arithmetic_and_names_alone() -> None:
     known = {"A": "3", "B": "x y"}
 
     def expanded(written: str) -> str:
-        return document(written, Scope({n: Text(v) for n, v in known.items()}), Reader())
+        return document(written, Scope({n: Text(v) for n, v in known.items()}), Reader(Work()))
 
     assert expanded("$A ${A} ${C:-d} $((A * 2 + 1)) $((7 / 2)) ${B} ${#B} ${A:+e} ${C:+f}") == "3 3 d 7 3 x y 3 e "
     for kept in ("$(id)", "`id`", "$((A**2))", "$((9/0))", "$UNKNOWN", "${A//b/c}", "$((__import__))"):
         assert expanded(kept) == kept
-    assert by_kubernetes("$(A) $$(A) $(NO)", known) == "3 $(A) $(NO)"
+    assert by_kubernetes("$(A) $$(A) $(NO)", known, Work()) == "3 $(A) $(NO)"
 
 
 def test_fit_and_plan_of_what_runs_today(

@@ -16,6 +16,7 @@ from linkwise.launch.expand import by_kubernetes
 from linkwise.launch.kubernetes import registry
 from linkwise.launch.manifest import choose, load
 from linkwise.launch.types import Group
+from linkwise.launch.work import Work
 from linkwise.launch.write import write
 
 
@@ -146,7 +147,29 @@ def test_a_pool_in_a_pasted_command_is_said() -> None:
 
 def test_variables_that_grow_without_end_are_refused() -> None:
     with pytest.raises(InputError, match="too long"):
-        by_kubernetes("$(A)" * 1000, {"A": "x" * 1000})
+        by_kubernetes("$(A)" * 1000, {"A": "x" * 1000}, Work())
+
+
+def test_what_scripts_take_is_bounded_for_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that may be read alone may not be read a hundred times."""
+    monkeypatch.setattr("linkwise.launch.work.MOST_STEPS", 50_000)
+    script = "for i in {1..60}; do a; done; vllm serve Qwen/Qwen3-8B -tp 2"
+    one = container('["bash", "-c"]', json.dumps([script]))
+    assert len(load(read(tmp_path, one))) == 1
+    with pytest.raises(InputError, match="more than 50000 steps"):
+        load(read(tmp_path, "---\n".join([one] * 100)))
+
+
+def test_engines_and_variables_of_one_container_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("linkwise.launch.work.MOST_STEPS", 1_000_000)
+    script = "".join(f"vllm serve m{n} &\n" for n in range(1_000))
+    with pytest.raises(InputError, match="steps"):
+        load(read(tmp_path, container('["bash", "-c"]', json.dumps([script]))))
+    pairs = [{"name": "A0", "value": "x" * 1000}]
+    pairs += [{"name": f"A{n}", "value": f"$(A{min(n, 8) - 1})" * 2} for n in range(1, 1_000)]
+    text = container('["vllm", "serve", "m"]', "[]").replace("command:", f"env: {json.dumps(pairs)}, command:")
+    with pytest.raises(InputError, match="steps"):
+        load(read(tmp_path, text))
 
 
 def started(tmp_path: Path, script: str, *, name: str = "m", more: str = "") -> Path:

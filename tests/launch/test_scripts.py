@@ -12,13 +12,14 @@ from linkwise.core.errors import InputError
 from linkwise.launch.expand import Text
 from linkwise.launch.programs import Script
 from linkwise.launch.walk import Launch, launches
+from linkwise.launch.work import MOST_STEPS, Work
 
 GIVEN = {"TP": "4", "SMALL": "1", "NAME": "a b", "EMPTY": ""}
 
 
 def reading(script: str, given: dict[str, str] | None = None, arguments: tuple[str, ...] = ()) -> list[Launch]:
     variables = {n: Text(v) for n, v in (GIVEN if given is None else given).items()}
-    return launches(Script(script, arguments), variables)
+    return launches(Script(script, arguments), variables, Work())
 
 
 def bash(tmp_path: Path, script: str, given: dict[str, str], arguments: tuple[str, ...] = ()) -> list[list[str]]:
@@ -121,6 +122,7 @@ READ = [
     'vllm serve m ${TP:+--tp "$TP"} ${EMPTY:+--no "$TP"}',
     "vllm serve m $'a b' \"\" ''",
     "n=8; tp=$((n/2)); vllm serve m -tp $tp -dp $(( n - tp ))",
+    "for g in ${EMPTY:-0,1 2,3}; do vllm serve m --gpus $g; done",
     'export VAR=1; unset VAR; vllm serve m "${VAR:-gone}"',
 ]
 
@@ -200,6 +202,11 @@ def test_two_servers_run_together_and_branches_do_not() -> None:
     assert not one.together(other)
 
 
+def turned(script: str) -> str:
+    """A script that is gone through 3,600 times."""
+    return f"for i in {{1..60}}; do for j in {{1..60}}; do {script}\ndone; done"
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -211,11 +218,27 @@ def test_two_servers_run_together_and_branches_do_not() -> None:
         "`" * 99_999, "x=(" * 30_000, "eval eval " * 9_000, 'eval "' * 9_000, "\\\n" * 50_000, "$'" * 40_000,
         "".join(f"[ $X ] && A{n}=1;" for n in range(450)) + "if q; then A1=2; fi;" * 4_000, "a<<<b " * 15_000,
         "A" * 99_990 + "=1", "${A[" * 20_000,
+        # What costs much and makes nothing; names and brackets that a pattern could go back over.
+        turned(": " + '"" ' * 32_000), turned(": " + "''" * 49_000), turned("[[ " + '"" ' * 30_000 + "]]"),
+        "f() { A=(" + '"" ' * 30_000 + "); }; " + turned("f"), "f() { return; " + "b;" * 45_000 + " }; " + turned("f"),
+        turned("while false; do " + "b;" * 45_000 + " done"), turned("case a in " + '""|' * 30_000 + "b) c;; esac"),
+        turned("cat <<< " + "''" * 45_000), turned("bash <<E\n" + "\\\n" * 45_000 + "\nE\n"),
+        "while a; do " * 38 + "b;" * 40_000 + "done;" * 38,
+        "".join(f"A{n}=1;" for n in range(480)) + "while a; do eval b; done;" * 3_500,
+        "".join(f"a && f{n}() {{ b; }};" for n in range(4_900)), "".join(f"a && export A{n};" for n in range(5_500)),
+        "for i in " + "{" * 99_000 + "; do a; done", "((" + "a" * 99_000 + "))", "(" * 20_000 + "a" + " )" * 20_000,
+        "env " * 24_000, "A=1 " * 24_000 + "b", "a `b` " * 16_000, "a |" * 33_000, "x=(a " * 20_000,
+        # Deep: calls in blocks in calls, functions of functions.
+        "f()" * 30_000, "! " * 49_000 + "a", "a " + "$(b " * 38 + "c " * 40_000 + ")" * 38, "exec -a",
+        "".join(f"f{n}() {{ {'{ ' * 35} f{n + 1}; {'};' * 35} }};" for n in range(29)) + "f0",
+        "a " + "${A:-" * 38 + "c " * 40_000 + "}" * 38,
     ],
 )  # fmt: skip
-def test_hostile_scripts_end_soon(script: str) -> None:
-    """Work, counted in calls of functions, which are the same on every machine: 60 for each of 100,000 characters."""
-    calls = 0
+def test_hostile_scripts_end_soon(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work, counted in calls of functions, which are the same on every machine: at most 25 for a step, and steps are
+    bounded: here by less than those of a whole file."""
+    monkeypatch.setattr("linkwise.launch.work.MOST_STEPS", 300_000)
+    calls, work = 0, Work()
 
     def count(_frame: FrameType, event: str, _given: object) -> None:
         nonlocal calls
@@ -224,7 +247,16 @@ def test_hostile_scripts_end_soon(script: str) -> None:
     sys.setprofile(count)
     try:
         with contextlib.suppress(InputError):
-            assert not reading(script)
+            assert not launches(Script(script, ()), {}, work)
     finally:
         sys.setprofile(None)
-    assert calls <= 60 * 100_000
+    assert calls <= 25 * work.steps + 1_000
+
+
+def test_steps_of_a_file_are_far_above_those_of_scripts_in_use() -> None:
+    work = Work()
+    for script in READ:
+        launches(Script(script, ()), {n: Text(v) for n, v in GIVEN.items()}, work)
+    characters = sum(map(len, READ))
+    assert work.steps < 10 * characters
+    assert MOST_STEPS >= 10 * 500_000

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from linkwise.launch import shell
 from linkwise.launch.expand import Text, changed
 from linkwise.launch.shell import Body, Loop, Simple, Sum
+from linkwise.launch.work import Work
 
 DECLARES = {"export", "declare", "typeset", "local", "readonly"}
 READS = {"read", "mapfile", "readarray", "getopts", "let"}
@@ -50,26 +51,31 @@ def matches(word: Text, written: str, pattern: Text) -> bool | None:
     return word.text == pattern.text
 
 
-def _commands(node: object) -> list[Simple | Sum | Loop]:
-    """Every command inside blocks, for what they set."""
+def _commands(node: object, work: Work) -> list[Simple | Sum | Loop]:
+    """Every command inside blocks, for what they set. Blocks that are not walked are counted here."""
     found: list[Simple | Sum | Loop] = []
     waiting = [node]
     while waiting:
         one = waiting.pop()
         if isinstance(one, Simple | Sum | Loop):
             found.append(one)
-        if isinstance(one, tuple) and not isinstance(one, Simple | Sum):
+        if isinstance(one, Simple):
+            work.words(one.words)
+        elif isinstance(one, Sum):
+            work.words((one.text,))
+        elif isinstance(one, tuple):
+            work.step(len(one))
             waiting += one
     return found
 
 
-def sets(body: Body, functions: Mapping[str, Body | None]) -> set[str]:
+def sets(body: Body, functions: Mapping[str, Body | None], work: Work) -> set[str]:
     """Names that commands may set; "*": any."""
     found: set[str] = set()
     seen: set[str] = set()
     waiting: list[object] = [body]
     while waiting:
-        for command in _commands(waiting.pop()):
+        for command in _commands(waiting.pop(), work):
             if isinstance(command, Loop):
                 found |= {command.name} - {""}
                 continue
@@ -92,21 +98,21 @@ def sets(body: Body, functions: Mapping[str, Body | None]) -> set[str]:
     return found
 
 
-def jumps(body: Body) -> bool:
+def jumps(body: Body, work: Work) -> bool:
     return any(
-        isinstance(c, Simple) and c.words[:1] in {("break",), ("continue",), ("return",)} for c in _commands(body)
+        isinstance(c, Simple) and c.words[:1] in {("break",), ("continue",), ("return",)} for c in _commands(body, work)
     )
 
 
-def waits(body: Body) -> bool:
+def waits(body: Body, work: Work) -> bool:
     """Whether a turn of a loop ends what it started before the next."""
-    return any(isinstance(c, Simple) and c.words[:1] == ("wait",) for c in _commands(body))
+    return any(isinstance(c, Simple) and c.words[:1] == ("wait",) for c in _commands(body, work))
 
 
-def local_names(body: Body) -> set[str]:
+def local_names(body: Body, work: Work) -> set[str]:
     return {
         re.split(r"[+=]", word)[0]
-        for command in _commands(body)
+        for command in _commands(body, work)
         if isinstance(command, Simple) and command.words[:1] in {("local",), ("declare",), ("typeset",)}
         for word in command.words[1:]
         if not word.startswith("-")

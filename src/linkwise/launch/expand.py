@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from linkwise.core.errors import InputError
+from linkwise.launch.work import Work, bounded, few
 
-MAX_CHARS = 100_000
-_MOST_VARIABLES = 500
 _MOST_DEEP = 40
+_PIECE = 5  # steps of a piece of a word, beside those of its characters
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _KUBERNETES = re.compile(rf"\$\$|\$\(({_NAME})\)")
 _TOKEN = re.compile(rf"\s*(?:(\d{{1,9}})|\$?\{{?({_NAME})(?::-(\d{{1,9}}))?\}}?|([-+*/]))")
-_CHANGES = re.compile(rf"(?:\+\+|--)\$?({_NAME})|({_NAME})\s*(?:\+\+|--|[-+*/%&|^]?=(?!=))")
+_CHANGES = re.compile(rf"(?:\+\+|--)\$?({_NAME})|\b({_NAME})\b\s*(?:\+\+|--|[-+*/%&|^]?=(?!=))")
 _VARIABLE = re.compile(rf"\$({_NAME}|[0-9@*#?$!-])")
 _BRACED = re.compile(rf"\{{(#?)({_NAME}|[0-9]+|[@*#?$!-])(\[[@*0-9]+\])?(?:(:?)([-=+?])(.*))?\}}", re.DOTALL)
 _STOPS = {'"': re.compile(r'["\\$`]'), "(": re.compile(r"[()'\"`\\$]"), "{": re.compile(r"[}'\"`\\$]")}
@@ -37,24 +37,11 @@ Value = Text | tuple[Text, ...]  # an array's words
 
 
 class Reader:
-    """What one reading of a script gathers: why each unknown is, and how much its variables made so far."""
+    """What one reading of a script gathers: why each unknown is, and what reading takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
         self.unknown: dict[str, str] = {}
-        self.made = self.steps = 0
-
-    def count(self, text: str) -> str:
-        self.made += len(text)
-        if self.made > 2 * MAX_CHARS:
-            raise InputError(
-                "variables become too long", where="script", expected=f"at most {2 * MAX_CHARS} characters"
-            )
-        return text
-
-    def step(self) -> None:
-        self.steps += 1
-        if self.steps > 10_000:
-            raise InputError("more than 10,000 commands", where="script", expected="a script that starts an engine")
+        self.work = work
 
     def hole(self, written: str, why: str, *, splits: bool = False) -> Text:
         """What stays as it is written, and why."""
@@ -68,27 +55,22 @@ class Scope(NamedTuple):
     variables: Mapping[str, Value]
     arguments: tuple[Text, ...] = ()
 
-    def assign(self, name: str, value: Value) -> "Scope":
-        if len(self.variables) > _MOST_VARIABLES:
-            raise InputError("too many variables", where="script", expected=f"at most {_MOST_VARIABLES}")
-        return self._replace(variables={**self.variables, name: value})
+    def assign(self, values: Mapping[str, Value]) -> "Scope":
+        made = {**self.variables, **values}
+        few(made)
+        return self._replace(variables=made)
 
 
-def bounded(text: str) -> str:
-    """The text. Raises InputError when it is longer than a script may be."""
-    if len(text) > MAX_CHARS:
-        raise InputError(f"{len(text)} characters", where="script", expected=f"at most {MAX_CHARS}")
-    return text
-
-
-def by_kubernetes(text: str, variables: Mapping[str, str]) -> str:
+def by_kubernetes(text: str, variables: Mapping[str, str], work: Work) -> str:
     """$(NAME) as kubelet expands it in commands and arguments; two signs are one. Raises InputError past the bound."""
-    made = Reader()
+    work.step(len(text))
 
     def found(match: re.Match[str]) -> str:
-        return made.count("$" if match[1] is None else variables.get(match[1], match[0]))
+        piece = "$" if match[1] is None else variables.get(match[1], match[0])
+        work.step(len(piece))
+        return piece
 
-    return _KUBERNETES.sub(found, bounded(text))
+    return work.made(_KUBERNETES.sub(found, bounded(text)))
 
 
 def piece_end(text: str, at: int, deep: int = 0) -> int:
@@ -129,6 +111,8 @@ def _closing(text: str, at: int, kind: str, deep: int) -> int:
             return at + 1
         if sign in "()":
             brackets += 1 if sign == "(" else -1
+            if brackets > _MOST_DEEP:
+                raise InputError(f"brackets in more than {_MOST_DEEP} brackets", where="script", expected="fewer")
             at += 1
             if not brackets:
                 return at
@@ -150,6 +134,7 @@ def _open(text: str, at: int) -> InputError:
 
 def fields(written: str, scope: Scope, reader: Reader) -> tuple[list[Text], Scope]:
     """The words that one word as written becomes, and the variables after it (${NAME:=VALUE} sets one)."""
+    reader.work.words((written,))
     words: list[list[Text]] = []
     joins = False  # the next piece goes on with the last word
     for pieces, quoted in _pieces(written, scope, reader, split=True):
@@ -168,21 +153,23 @@ def fields(written: str, scope: Scope, reader: Reader) -> tuple[list[Text], Scop
 
 def text(written: str, scope: Scope, reader: Reader) -> Text:
     """A word as one text, as in an assignment: nothing is split."""
+    reader.work.words((written,))
     found = [piece for pieces, _ in _pieces(written, scope, reader, split=False) for piece in pieces]
     return _joined(found, reader)
 
 
 def document(written: str, scope: Scope, reader: Reader) -> str:
     """A here-document's text, in which quotes are signs as any other."""
+    reader.work.step(len(written))
     made = [p for pieces, _ in _inner(written, scope, reader, split=False) for p in pieces]
-    return "".join(piece.text for piece in made)
+    return reader.work.made("".join(piece.text for piece in made))
 
 
 def _joined(pieces: Sequence[Text], reader: Reader) -> Text:
     found = Text(
         "".join(p.text for p in pieces), all(p.known for p in pieces), any(p.splits for p in pieces)
     )  # fmt: skip
-    reader.count(found.text)
+    reader.work.made(found.text)
     return found
 
 
@@ -215,6 +202,7 @@ def _pieces(written: str, scope: Scope, reader: Reader, *, split: bool, deep: in
             found.append(([Text(piece[2:-1].replace("\\'", "'").replace("\\n", "\n"))], True))
         else:
             found.append((_value(piece, scope, reader, split=split, quoted=False, deep=deep), False))
+    reader.work.step(_PIECE * len(found))
     return found
 
 
@@ -238,6 +226,7 @@ def _inner(written: str, scope: Scope, reader: Reader, *, split: bool, deep: int
             end = piece_end(written, at)
             found.append((_value(written[at:end], scope, reader, split=split, quoted=True, deep=deep), True))
             at = end
+    reader.work.step(_PIECE * len(found))
     return found
 
 
@@ -267,6 +256,7 @@ def _value(piece: str, scope: Scope, reader: Reader, *, split: bool, quoted: boo
     if sign == "+" and values is not None and not all(v.known for v in values):
         return [reader.hole(_short(piece), f"depends on {name}, which is not known", splits=True)]
     if sign == "+" or (sign in {"-", "="} and empty):
+        reader.work.step(len(default))
         inner = _inner if quoted else _pieces
         return _default(inner(default, scope, reader, split=split, deep=deep + 1), quoted=quoted)
     return _variable(name, index, piece, scope, reader, split=split, quoted=quoted)
@@ -293,7 +283,7 @@ def _variable(
     if values is None:
         return [reader.hole(f"${name}" if name.isidentifier() else piece, "is set nowhere in the file")]
     for value in values:
-        reader.count(value.text)
+        reader.work.made(value.text)
     apart = name == "@" or index == "[@]" or (not quoted and (name == "*" or index == "[*]"))
     return list(values) if apart and split else [_joined(_between(values), reader)]
 
@@ -334,10 +324,9 @@ def _assigned(written: str, scope: Scope, reader: Reader) -> Scope:
     for name, colon, default in re.findall(rf"\$\{{({_NAME})(:?)=([^{{}}]*)\}}", written):
         values = _named(name, None, scope)
         if values is None or (colon and not values[0].text):
-            scope = scope.assign(name, text(default, scope, reader))
+            scope = scope.assign({name: text(default, scope, reader)})
     if "$((" in written:
-        for name in changed(written):
-            scope = scope.assign(name, reader.hole(f"${name}", "is changed by a sum"))
+        scope = scope.assign({n: reader.hole(f"${n}", "is changed by a sum") for n in changed(written)})
     return scope
 
 

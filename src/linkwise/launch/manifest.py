@@ -18,15 +18,24 @@ from linkwise.engine.registry import parse_command
 from linkwise.launch import programs, roles
 from linkwise.launch.expand import Text, by_kubernetes
 from linkwise.launch.walk import REFERS, Launch, launches
+from linkwise.launch.work import Work
 from linkwise.launch.write import DEPLOYMENT, read
 from linkwise.model.types import Model
 
 _MOST_DOCUMENTS = 500
 _MOST_REPLICAS = 65_536
+_PAIR = 100  # steps of two commands of a container: each is read again beside the other
 # Processes of a group that open no door: vLLM's, and SGLang's nodes after the first.
 _FOLLOWS = re.compile(r"--headless\b|--node[-_]rank[ =][1-9]")
 _OTHERWISE = "Where it is known, give the command that runs with --from-command"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
+
+
+class _File(NamedTuple):
+    """What all objects of a file share: files in its ConfigMaps, and what reading its scripts took so far."""
+
+    configs: dict[str, str]
+    work: Work
 
 
 class Running(NamedTuple):
@@ -100,11 +109,11 @@ def load(path: str | Path) -> tuple[Running, ...]:
     if "{{" in text and re.search(r"\{\{-?\s*(\.|if|range|include|with|define)", text):
         raise InputError("a Helm template", where=where, expected="plain manifests", hint="`helm template` renders it")
     documents = _documents(text, where)
-    configs = _configs(documents)
+    file = _File(_configs(documents), Work())
     found: list[Running] = []
     for number, value in enumerate(documents, 1):
         if isinstance(value, dict):
-            found += _commands(value, configs, f"{where}: document {number}" if len(documents) > 1 else where)
+            found += _commands(value, file, f"{where}: document {number}" if len(documents) > 1 else where)
     if not found:
         raise InputError(
             "no container starts a known engine", where=where,
@@ -205,12 +214,12 @@ def _configs(documents: list[Any]) -> dict[str, str]:
     return found
 
 
-def _commands(value: dict[str, Any], files: dict[str, str], where: str) -> Iterator[Running]:
+def _commands(value: dict[str, Any], file: _File, where: str) -> Iterator[Running]:
     kind, spec = value.get("kind"), value.get("spec")
     meta = value.get("metadata") if isinstance(value.get("metadata"), dict) else {}
     name = str((meta or {}).get("name", kind))[:120]
     if kind is None and isinstance(value.get("services"), dict):
-        yield from _compose(value["services"], files, where)
+        yield from _compose(value["services"], file, where)
         return
     if not isinstance(spec, dict):
         return
@@ -220,16 +229,16 @@ def _commands(value: dict[str, Any], files: dict[str, str], where: str) -> Itera
         if isinstance(template, dict):
             size = _count(template.get("size", 1), f"{here}: size")
             pod = template.get("leaderTemplate") or template.get("workerTemplate")
-            yield from _pod(pod, name, _count(spec.get("replicas", 1), here), size, files, here)
+            yield from _pod(pod, name, _count(spec.get("replicas", 1), here), size, file, here)
     elif kind == "DynamoGraphDeployment":
-        yield from _graph(spec, files, here)
+        yield from _graph(spec, file, here)
     elif kind == "Pod":
-        yield from _pod({"spec": spec}, name, 1, 1, files, here)
+        yield from _pod({"spec": spec}, name, 1, 1, file, here)
     elif isinstance(spec.get("template"), dict):
-        yield from _pod(spec["template"], name, _count(spec.get("replicas", 1), here), 1, files, here)
+        yield from _pod(spec["template"], name, _count(spec.get("replicas", 1), here), 1, file, here)
 
 
-def _graph(spec: dict[str, Any], files: dict[str, str], where: str) -> Iterator[Running]:
+def _graph(spec: dict[str, Any], file: _File, where: str) -> Iterator[Running]:
     """Components of a Dynamo graph: with pod templates (v1beta1), or services with a main container (v1alpha1)."""
     listed = spec.get("components")
     for one in listed if isinstance(listed, list) else ():
@@ -237,7 +246,7 @@ def _graph(spec: dict[str, Any], files: dict[str, str], where: str) -> Iterator[
             name = str(one.get("name", ""))[:63]
             size = _nodes(one, where)
             yield from _pod(
-                one.get("podTemplate"), name, _count(one.get("replicas", 1), where), size, files, f"{where}: {name}",
+                one.get("podTemplate"), name, _count(one.get("replicas", 1), where), size, file, f"{where}: {name}",
                 _told(one),
             )  # fmt: skip
     services = spec.get("services")
@@ -249,7 +258,7 @@ def _graph(spec: dict[str, Any], files: dict[str, str], where: str) -> Iterator[
             container = {**main, "resources": limits, "env": one.get("envs", main.get("env", []))}
             pod = {"spec": {"containers": [container]}}
             yield from _pod(
-                pod, str(name)[:63], _count(one.get("replicas", 1), where), _nodes(one, where), files,
+                pod, str(name)[:63], _count(one.get("replicas", 1), where), _nodes(one, where), file,
                 f"{where}: {name}", _told(one),
             )  # fmt: skip
 
@@ -265,7 +274,7 @@ def _nodes(one: dict[str, Any], where: str) -> int:
 
 
 def _pod(
-    template: Any, name: str, replicas: int, size: int, files: dict[str, str], where: str, told: Sequence[str] = ()
+    template: Any, name: str, replicas: int, size: int, file: _File, where: str, told: Sequence[str] = ()
 ) -> Iterator[Running]:
     spec = template.get("spec") if isinstance(template, dict) else None
     meta = template.get("metadata") if isinstance(template, dict) else None
@@ -276,9 +285,9 @@ def _pod(
     containers = spec.get("containers") if isinstance(spec, dict) else None
     for number, container in enumerate(containers if isinstance(containers, list) else ()):
         if isinstance(container, dict):
-            started = _started(container, size, where)
+            started = _started(container, size, where, file.work)
             devices = _devices(container, where) * size if started else 0
-            made = Running(name, (), replicas, devices, files, where, container=f"{where} {number}")
+            made = Running(name, (), replicas, devices, file.configs, where, container=f"{where} {number}")
             yield from _each(made, started, told)
 
 
@@ -292,15 +301,15 @@ def _each(made: Running, started: Sequence[Launch], told: Sequence[str]) -> Iter
         )  # fmt: skip
 
 
-def _started(container: Mapping[str, Any], size: int, where: str) -> list[Launch]:
+def _started(container: Mapping[str, Any], size: int, where: str, work: Work) -> list[Launch]:
     """The engines a container starts: its own command, those of its script, or its image's with its arguments."""
-    variables = _variables(container) | {"LWS_GROUP_SIZE": Text(str(size)), "LWS_WORKER_INDEX": Text("0")}
-    plain = {n: v.text for n, v in variables.items() if v.known}
     try:
-        command = [by_kubernetes(str(w), plain) for w in _listed(container.get("command"))]
-        arguments = [by_kubernetes(str(w), plain) for w in _listed(container.get("args"))]
+        variables = _variables(container, work) | {"LWS_GROUP_SIZE": Text(str(size)), "LWS_WORKER_INDEX": Text("0")}
+        plain = {n: v.text for n, v in variables.items() if v.known}
+        command = [by_kubernetes(str(w), plain, work) for w in _listed(container.get("command"))]
+        arguments = [by_kubernetes(str(w), plain, work) for w in _listed(container.get("args"))]
         given = programs.script(programs.program([*command, *arguments]))
-        found = _doors(launches(given, variables)) if given is not None else []
+        found = _doors(launches(given, variables, work), work) if given is not None else []
     except InputError as error:
         raise InputError(error.message, where=f"{where}: {error.where}", expected=error.expected) from None
     if given is not None:
@@ -315,24 +324,30 @@ def _started(container: Mapping[str, Any], size: int, where: str) -> list[Launch
     return []
 
 
-def _doors(found: Sequence[Launch]) -> list[Launch]:
+def _doors(found: Sequence[Launch], work: Work) -> list[Launch]:
     """The different engines that a script starts; of a group's processes, in branches by index, those that answer."""
     answering = [one for one in found if not _FOLLOWS.search(" ".join(one.words))] or list(found)
-    return list({one.words: one for one in reversed(answering)}.values())[::-1]
+    doors = list({one.words: one for one in reversed(answering)}.values())[::-1]
+    work.step(_PAIR * len(doors) ** 2)
+    return doors
 
 
-def _variables(container: Mapping[str, Any]) -> dict[str, Text]:
+def _variables(container: Mapping[str, Any], work: Work) -> dict[str, Text]:
     """A container's environment; what refers to something else is not known."""
     found: dict[str, Text] = {}
     listed = container.get("env", container.get("environment"))
     if isinstance(listed, dict):
         return {str(k): Text(str(v)) for k, v in listed.items() if isinstance(v, str | int | float)}
+    known: dict[str, str] = {}
     for one in listed if isinstance(listed, list) else ():
         if isinstance(one, dict) and isinstance(one.get("value"), str | int):
-            known = {n: v.text for n, v in found.items() if v.known}
-            found[str(one.get("name"))] = Text(by_kubernetes(str(one["value"]), known))
+            name = str(one.get("name"))
+            known[name] = by_kubernetes(str(one["value"]), known, work)
+            found[name] = Text(known[name])
         elif isinstance(one, dict) and isinstance(one.get("valueFrom"), dict):
-            found[str(one.get("name"))] = Text(f"${one.get('name')}", known=False)
+            name = str(one.get("name"))
+            known.pop(name, None)
+            found[name] = Text(f"${name}", known=False)
         elif isinstance(one, str) and "=" in one:
             found[one.partition("=")[0]] = Text(one.partition("=")[2])
     return found
@@ -347,7 +362,7 @@ def _devices(container: Mapping[str, Any], where: str) -> int:
     return 0
 
 
-def _compose(services: dict[str, Any], files: dict[str, str], where: str) -> Iterator[Running]:
+def _compose(services: dict[str, Any], file: _File, where: str) -> Iterator[Running]:
     for name, one in services.items():
         if not isinstance(one, dict):
             continue
@@ -357,9 +372,10 @@ def _compose(services: dict[str, Any], files: dict[str, str], where: str) -> Ite
             container |= {"command": command, "args": []}
         deploy = one.get("deploy") if isinstance(one.get("deploy"), dict) else {}
         here = f"{where}: service {name}"[:200]
-        if started := _started(container, 1, here):
+        if started := _started(container, 1, here, file.work):
             replicas = _count((deploy or {}).get("replicas", 1), f"{where}: {name}")
-            yield from _each(Running(str(name)[:63], (), replicas, 0, files, here, container=here), started, ())
+            made = Running(str(name)[:63], (), replicas, 0, file.configs, here, container=here)
+            yield from _each(made, started, ())
 
 
 def _shell_words(value: Any) -> list[str]:

@@ -69,25 +69,25 @@ _AROUND = re.compile(
 
 def program(words: Sequence[str]) -> list[str]:
     """The words from the program on that is really started: without NAME=VALUE, env, exec, numactl, tini and others."""
-    rest = list(words)
-    for _ in range(len(words) + 1):
-        while rest and ENVIRONMENT.fullmatch(rest[0]):
-            rest = rest[1:]
-        head, *more = rest or [""]
+    rest, at = list(words), 0
+    while at < len(rest):
+        head = rest[at]
         name = head.rsplit("/", 1)[-1]
-        if " " in head and re.fullmatch(r"\S*env( \S+)+", head):
-            rest = [*head.split()[1:], *more]  # "/usr/bin/env bash" is written as one word, too
-            continue
-        if name not in _BEFORE:
-            return rest
-        values, own = _BEFORE[name]
-        at = 0
-        while at < len(more) and more[at].startswith("-") and len(more[at]) > 1:
-            at += 1 + (more[at] in values)
-            if more[at - 1] == "--":
-                break
-        rest = more[at + own :]
-    return rest
+        if ENVIRONMENT.fullmatch(head):
+            at += 1
+        elif " " in head and re.fullmatch(r"\S*env( \S+)+", head):
+            rest[at : at + 1] = head.split()[1:]  # "/usr/bin/env bash" is written as one word, too
+        elif name not in _BEFORE:
+            break
+        else:
+            values, own = _BEFORE[name]
+            at += 1
+            while at < len(rest) and rest[at].startswith("-") and len(rest[at]) > 1:
+                at += 1 + (rest[at] in values)
+                if rest[at - 1 : at] == ["--"]:
+                    break
+            at += own
+    return rest[at:]
 
 
 def starts(words: Sequence[str]) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from linkwise.core.errors import InputError
-from linkwise.launch.expand import bounded, bracket_end, piece_end
+from linkwise.launch.expand import bracket_end, piece_end
+from linkwise.launch.work import Work, bounded
 
 _MOST_DEEP = 40
 _TOKEN = re.compile(
@@ -97,8 +98,9 @@ class _Token(NamedTuple):
     text: str
 
 
-def parse(text: str) -> Body:
+def parse(text: str, work: Work) -> Body:
     """A script's commands in order. Raises InputError for quotes or blocks that do not close, and too much text."""
+    work.step(len(text))
     reading = _Reading(_tokens(bounded(text)))
     found = reading.body(frozenset())
     if reading.at < len(reading.tokens):
@@ -202,10 +204,13 @@ class _Reading:
         while self.peek("end") and self.peek("end") in also:
             self.at += 1
 
-    def body(self, stop: frozenset[str]) -> Body:
+    def deeper(self) -> None:
         self.deep += 1
         if self.deep > _MOST_DEEP:
             raise _wrong(f"blocks in more than {_MOST_DEEP} blocks")
+
+    def body(self, stop: frozenset[str]) -> Body:
+        self.deeper()
         found: list[Chain] = []
         while True:
             self.blank("\n;")
@@ -277,7 +282,10 @@ class _Reading:
             self.at += 1
             self.take(")", "end")
         self.blank()
-        return Function(name, (Chain((("&&", Pipe((self.command(),), negated=False)),), background=False),))
+        self.deeper()
+        inner = self.command()
+        self.deep -= 1
+        return Function(name, (Chain((("&&", Pipe((inner,), negated=False)),), background=False),))
 
     def group(self, _: str) -> Group:
         inner = self.body(frozenset({"}"}))

@@ -14,11 +14,15 @@ from linkwise.launch.conditions import DECLARES, PATTERN, READS, holds, jumps, l
 from linkwise.launch.expand import Reader, Scope, Text, Value, changed, document, fields, text
 from linkwise.launch.programs import Script
 from linkwise.launch.shell import Body, Case, Chain, Command, Function, Group, If, Loop, Pipe, Simple, Sum, Test
+from linkwise.launch.state import State, assign, lost, merge, rearranged
+from linkwise.launch.work import Work, few
 
 REFERS = "is set by a reference (valueFrom), not by a value"
 _MOST_SHELLS = 3  # one in another
 _MOST_CALLS = 30
+_MOST_DEEP = 80  # blocks, functions and shells in one another
 _MOST_TURNS = 64
+_COMMAND = 50  # steps of a command, beside those of its words
 _LEAVES = {"exit", "return", "break", "continue"}
 _SUCCEEDS = DECLARES | {"echo", "printf", "set", "shift", ":", "true", "unset", "trap", "shopt", "umask", "hash"}
 
@@ -40,90 +44,58 @@ class Launch(NamedTuple):
         return self.stays and all(mine.get(choice, arm) == arm for choice, arm in later.path)
 
 
-class _State(NamedTuple):
-    scope: Scope
-    functions: Mapping[str, Body | None]  # None: defined differently by branches
-    exported: frozenset[str]
-
-
 class _Place(NamedTuple):
     path: tuple[tuple[int, int], ...] = ()
     stays: bool = False
     repeats: bool = False
     shells: int = 0
     calls: int = 0
+    deep: int = 0
 
 
 # The state where a command succeeds and where it fails; None where it does not come to that.
-_Outcome = tuple[_State | None, _State | None]
+_Outcome = tuple[State | None, State | None]
 
 
-def launches(given: Script, variables: Mapping[str, Text]) -> list[Launch]:
+def launches(given: Script, variables: Mapping[str, Text], work: Work) -> list[Launch]:
     """Every engine that a script starts, in order. Raises InputError as the parser, and for too many steps."""
-    walk = _Walk()
+    walk = _Walk(work)
     walk.reader.unknown |= {v.text: REFERS for v in variables.values() if not v.known}
     scope = Scope(dict(variables), tuple(map(Text, given.arguments)))
-    walk.body(shell.parse(given.text), _State(scope, {}, frozenset(variables)), _Place())
+    walk.body(walk.parse(given.text), State(scope, {}, frozenset(variables)), _Place())
     return walk.found
 
 
 class _Walk:
-    def __init__(self) -> None:
-        self.reader = Reader()
+    def __init__(self, work: Work) -> None:
+        self.reader = Reader(work)
         self.found: list[Launch] = []
         self.sourced: list[str] = []
         self.choices = 0
-        self.jumps: list[list[_State]] = []  # break and continue, by loop
-        self.returns: list[list[_State]] = []  # by function
+        self.jumps: list[list[State]] = []  # break and continue, by loop
+        self.returns: list[list[State]] = []  # by function
 
-    def merge(self, one: _State | None, other: _State | None) -> _State | None:
-        if one is None or other is None or one is other:
-            return one or other
-        mine, theirs = one.scope.variables, other.scope.variables
-        made: dict[str, Value] = dict(mine)
-        if mine is not theirs:
-            for name in mine.keys() | theirs.keys():
-                left, right = mine.get(name), theirs.get(name)
-                if left is not right and left != right:
-                    made[name] = self._either(name, left, right)
-        arguments = one.scope.arguments
-        if arguments != other.scope.arguments:
-            arguments = (self.reader.hole("$@", "is set under a condition", splits=True),)
-        functions = one.functions
-        if functions is not other.functions:
-            both = functions.keys() | other.functions.keys()
-            functions = {n: functions.get(n) if functions.get(n) == other.functions.get(n) else None for n in both}
-        return _State(Scope(made, arguments), functions, one.exported | other.exported)
+    def merge(self, one: State | None, other: State | None) -> State | None:
+        return merge(one, other, self.reader)
 
-    def _either(self, name: str, left: Value | None, right: Value | None) -> Text:
-        for known in (left, right):
-            if isinstance(known, Text) and known.text == f"${name}":
-                return known._replace(splits=True)
-        values = [v for v in (left, right) if isinstance(v, Text)]
-        splits = len(values) < 2 or any(not re.fullmatch(r"[^-\s]\S*", v.text) for v in values)
-        self.reader.unknown[f"${name}"] = "is set under a condition"
-        return Text(f"${name}", known=False, splits=splits)
+    def parse(self, text: str) -> Body:
+        return shell.parse(text, self.reader.work)
 
-    def lost(self, names: set[str], state: _State, why: str, *, splits: bool = True) -> _State:
-        scope = state.scope
-        for name in scope.variables if "*" in names else names:
-            self.reader.unknown[f"${name}"] = why
-            scope = scope.assign(name, Text(f"${name}", known=False, splits=splits))
-        return state._replace(scope=scope)
-
-    def body(self, body: Body, state: _State | None, place: _Place) -> _Outcome:
+    def body(self, body: Body, state: State | None, place: _Place) -> _Outcome:
+        if place.deep > _MOST_DEEP:
+            raise InputError(f"blocks in more than {_MOST_DEEP} blocks", where="script", expected="fewer")
         good, bad = state, None
         for chain in body:
             now = self.merge(good, bad)
             if now is None:
                 return None, None
-            good, bad = self.chain(chain, now, place)
+            good, bad = self.chain(chain, now, place._replace(deep=place.deep + 1))
         return good, bad
 
-    def chain(self, chain: Chain, state: _State, place: _Place) -> _Outcome:
+    def chain(self, chain: Chain, state: State, place: _Place) -> _Outcome:
         here = place._replace(stays=place.stays or chain.background)
-        good: _State | None = state
-        bad: _State | None = None
+        good: State | None = state
+        bad: State | None = None
         for joint, pipe in chain.pipes:
             if joint == "&&" and good is not None:
                 good, failed = self.pipe(pipe, good, here)
@@ -133,7 +105,7 @@ class _Walk:
                 good = self.merge(good, passed)
         return (state, None) if chain.background else (good, bad)
 
-    def pipe(self, pipe: Pipe, state: _State, place: _Place) -> _Outcome:
+    def pipe(self, pipe: Pipe, state: State, place: _Place) -> _Outcome:
         if len(pipe.parts) > 1:
             for part in pipe.parts:
                 self.command(part, state, place)
@@ -141,8 +113,8 @@ class _Walk:
         good, bad = self.command(pipe.parts[0], state, place)
         return (bad, good) if pipe.negated else (good, bad)
 
-    def command(self, command: Command, state: _State, place: _Place) -> _Outcome:
-        self.reader.step()
+    def command(self, command: Command, state: State, place: _Place) -> _Outcome:
+        self.reader.work.step(_COMMAND)
         match command:
             case Simple():
                 return self.simple(command, state, place)
@@ -152,6 +124,7 @@ class _Walk:
                     return state, state
                 return good, bad
             case Function():
+                few(state.functions)
                 return state._replace(functions={**state.functions, command.name: command.body}), None
             case If():
                 return self.branches(command, state, place)
@@ -160,17 +133,19 @@ class _Walk:
             case Loop():
                 return self.loop(command, state, place)
             case Sum():
-                return (after := self.lost(changed(command.text), state, "is changed by a sum", splits=False)), after
+                self.reader.work.words((command.text,))
+                names = changed(command.text)
+                return (after := lost(names, state, "is changed by a sum", self.reader, splits=False)), after
             case Test():
                 words = [text(w, state.scope, self.reader) for w in command.words]
                 pattern = bool(PATTERN.search(command.words[-1])) if len(words) == 3 else False
                 return _by(None if pattern or not command.plain else holds(words), state)
 
-    def branches(self, command: If, state: _State, place: _Place) -> _Outcome:
+    def branches(self, command: If, state: State, place: _Place) -> _Outcome:
         self.choices += 1
         choice, rest = self.choices, state
-        good: _State | None = None
-        bad: _State | None = None
+        good: State | None = None
+        bad: State | None = None
         for number, (test, body) in enumerate(command.arms):
             passed, failed = (rest, None) if test is None else self.body(test, rest, place)
             if passed is not None:
@@ -182,11 +157,11 @@ class _Walk:
             rest = failed
         return self.merge(good, rest), bad
 
-    def case(self, command: Case, state: _State, place: _Place) -> _Outcome:
+    def case(self, command: Case, state: State, place: _Place) -> _Outcome:
         self.choices += 1
         choice, word = self.choices, text(command.word, state.scope, self.reader)
-        good: _State | None = None
-        bad: _State | None = None
+        good: State | None = None
+        bad: State | None = None
         for number, (patterns, body) in enumerate(command.arms):
             found = [matches(word, p, text(p, state.scope, self.reader)) for p in patterns]
             if not any(m is not False for m in found):
@@ -197,23 +172,24 @@ class _Walk:
                 return good, bad
         return self.merge(good, state), bad
 
-    def loop(self, command: Loop, state: _State, place: _Place) -> _Outcome:
-        named = sets(command.body, state.functions) | sets(command.test or (), state.functions)
+    def loop(self, command: Loop, state: State, place: _Place) -> _Outcome:
+        work = self.reader.work
         words: list[Text] | None = None
         if command.test is None and command.words is not None:
             words = [w for written in command.words for w in self.turns(written, state.scope)]
-            if len(words) > _MOST_TURNS or not all(w.known for w in words) or jumps(command.body):
+            if len(words) > _MOST_TURNS or not all(w.known for w in words) or jumps(command.body, work):
                 words = None
         if words is not None:
-            now: _State | None = state
+            now: State | None = state
             for word in words:
                 if now is not None:
-                    now = now._replace(scope=now.scope.assign(command.name, word))
+                    now = now._replace(scope=now.scope.assign({command.name: word}))
                     now = self.merge(*self.body(command.body, now, place))
             return now, None
-        counted = command.test is None or not waits(command.body)
-        before = self.lost({command.name} - {""}, state, "is a word of a loop's list", splits=False)
-        before = self.lost(named - {command.name}, before, "is set in a loop")
+        counted = command.test is None or not waits(command.body, work)
+        named = sets(command.body, state.functions, work) | sets(command.test or (), state.functions, work)
+        before = lost({command.name} - {""}, state, "is a word of a loop's list", self.reader, splits=False)
+        before = lost(named - {command.name}, before, "is set in a loop", self.reader)
         self.jumps.append([])
         good, bad = self.body(command.test, before, place) if command.test is not None else (before, before)
         if command.until:
@@ -231,11 +207,11 @@ class _Walk:
         if counted:
             first, last = (counted[1], counted[2]) if counted[1] else (counted[3] or "1", counted[4])
             return [Text(str(n)) for n in range(int(first), int(last) + 1)]
-        if re.search(r"\{[^}]*(,|\.\.)|^~", written) or PATTERN.search(written):
+        if re.search(r"(?<!\$)\{[^{}]*(,|\.\.)|^~", written) or PATTERN.search(written):
             return [self.reader.hole("$(files)", "files or a list that the shell makes")]
         return fields(written, scope, self.reader)[0]
 
-    def simple(self, command: Simple, state: _State, place: _Place) -> _Outcome:
+    def simple(self, command: Simple, state: State, place: _Place) -> _Outcome:
         at = 0
         while at < len(command.words) and shell.ASSIGNMENT.match(command.words[at]):
             at += 1
@@ -250,7 +226,7 @@ class _Walk:
             state = state._replace(scope=scope)
         if not found:
             for word in assigned:
-                state = self.assign(word, state)
+                state = assign(word, state, self.reader)
             return (state, state) if any("$(" in w or "`" in w for w in assigned) else (state, None)
         before = [f"{word.partition('=')[0]}={text(word.partition('=')[2], state.scope, self.reader).text}"
                   for word in assigned if "[" not in word.partition("=")[0]]  # fmt: skip
@@ -263,7 +239,7 @@ class _Walk:
         return self.run(before, found, command, state, place)
 
     def run(
-        self, before: list[str], found: list[Text], command: Simple, state: _State, place: _Place
+        self, before: list[str], found: list[Text], command: Simple, state: State, place: _Place
     ) -> _Outcome:  # fmt: skip
         words = [w.text for w in found]
         started = programs.program(words)
@@ -280,13 +256,13 @@ class _Walk:
                 | {n: Text(v) for n, _, v in (w.partition("=") for w in before)},
                 tuple(map(Text, inner.arguments)),
             )  # fmt: skip
-            now = _State(scope, {}, state.exported)
-            self.body(shell.parse(inner.text), now, place._replace(shells=place.shells + 1))
+            now = State(scope, {}, state.exported)
+            self.body(self.parse(inner.text), now, place._replace(shells=place.shells + 1))
         elif inner is None and programs.starts(words):
             self.launched(before, found, state, place)
         return (None, None) if ends else (state, state)
 
-    def launched(self, before: list[str], found: list[Text], state: _State, place: _Place) -> None:
+    def launched(self, before: list[str], found: list[Text], state: State, place: _Place) -> None:
         words = [w.text for w in found]
         told = {
             f"{n}={v.text}"
@@ -310,7 +286,7 @@ class _Walk:
             )
         )  # fmt: skip
 
-    def call(self, name: str, arguments: Sequence[Text], state: _State, place: _Place) -> _Outcome:
+    def call(self, name: str, arguments: Sequence[Text], state: State, place: _Place) -> _Outcome:
         body = state.functions[name]
         if body is None:
             raise InputError(f"{name}() is defined under a condition", where="script", expected="one definition")
@@ -321,9 +297,9 @@ class _Walk:
         good, bad = self.body(body, inner, place._replace(calls=place.calls + 1))
         for left in self.returns.pop():
             good, bad = self.merge(good, left), self.merge(bad, left)
-        own = local_names(body)
+        own = local_names(body, self.reader.work)
 
-        def back(end: _State | None) -> _State | None:
+        def back(end: State | None) -> State | None:
             if end is None:
                 return None
             kept = {n: v for n, v in end.scope.variables.items() if n not in own}
@@ -333,7 +309,7 @@ class _Walk:
         return back(good), back(bad)
 
     def builtin(
-        self, name: str, found: list[Text], written: Sequence[str], state: _State, place: _Place
+        self, name: str, found: list[Text], written: Sequence[str], state: State, place: _Place
     ) -> _Outcome | None:
         """What a shell's own command does to variables and to what comes after it; None for other programs."""
         words = [w.text for w in found]
@@ -341,13 +317,13 @@ class _Walk:
             return self.declare(name, words, written, state), None
         if name in READS or words[:2] == ["printf", "-v"]:
             names = {words[2]} if name == "printf" else {n for w in words[1:] for n in re.findall(r"[A-Za-z_]\w*", w)}
-            after = self.lost(names, state, "is read while the script runs")
+            after = lost(names, state, "is read while the script runs", self.reader)
             return after, after
         match name:
             case "eval":
                 if place.calls > _MOST_CALLS:
                     raise InputError("eval in eval", where="script", expected=f"at most {_MOST_CALLS} in one another")
-                return self.body(shell.parse(" ".join(words[1:])), state, place._replace(calls=place.calls + 1))
+                return self.body(self.parse(" ".join(words[1:])), state, place._replace(calls=place.calls + 1))
             case "source" | ".":
                 if not words[-1].endswith("/activate"):  # a Python environment's
                     self.sourced.append(words[-1][:120])
@@ -357,7 +333,7 @@ class _Walk:
             case "false":
                 return None, state
             case "set" | "shift" | "unset":
-                return _rearranged(name, found, state), None
+                return rearranged(name, found, state), None
         if name in _LEAVES:
             left = self.returns if name == "return" else [] if name == "exit" else self.jumps
             if left:
@@ -365,70 +341,14 @@ class _Walk:
             return None, None
         return (state, None) if name in _SUCCEEDS else None
 
-    def declare(self, name: str, words: Sequence[str], written: Sequence[str], state: _State) -> _State:
+    def declare(self, name: str, words: Sequence[str], written: Sequence[str], state: State) -> State:
         for word in written[1:]:
             if shell.ASSIGNMENT.match(word):
-                state = self.assign(word, state)
+                state = assign(word, state, self.reader)
             if name == "export" or "-x" in words[1:3]:
+                few(state.exported)
                 state = state._replace(exported=state.exported | {re.split(r"[+=]", word)[0]})
         return state
-
-    def assign(self, word: str, state: _State) -> _State:
-        """NAME=VALUE, NAME+=VALUE and NAME=(WORDS)."""
-        head, _, value = word.partition("=")
-        plus, scope = head.endswith("+"), state.scope
-        name, index, _ = head.removesuffix("+").partition("[")
-        if index:
-            return self.lost({name}, state, "is an array of which one word is set")
-        before = scope.variables.get(name)
-        made: Value
-        if value.startswith("(") and value.endswith(")"):
-            listed: list[Text] = (
-                [] if not plus or before is None else [before] if isinstance(before, Text) else [*before]
-            )
-            for part in shell.parse("_ " + re.sub(r"(?m)(^|\s)#.*$|\n", " ", value[1:-1])):
-                for inner in _simple_words(part):
-                    listed += fields(inner, scope, self.reader)[0]
-            made = tuple(listed)
-        else:
-            made = (
-                self.added(name, before, text(value, scope, self.reader)) if plus else text(value, scope, self.reader)
-            )
-            if isinstance(made, Text):
-                self.reader.count(made.text)
-                made = self._named(name, made)
-        return state._replace(scope=scope.assign(name, made))
-
-    def added(self, name: str, before: Value | None, new: Text) -> Value:
-        """NAME+=VALUE: behind the text there is, of an array behind its first word."""
-        if before is None:
-            before = self.reader.hole(f"${name}", "is set nowhere in the file", splits=True)
-        first = before if isinstance(before, Text) else (before or (Text(""),))[0]
-        made = Text(first.text + new.text, first.known and new.known, first.splits or new.splits)
-        return made if isinstance(before, Text) else (made, *before[1:])
-
-    def _named(self, name: str, made: Text) -> Text:
-        """A value that is one unknown, under the variable's own name."""
-        own = f"${name}"
-        if made.known or made.text == own or not re.fullmatch(r"\$\w+|\$[({]\S*[)}]|`\S*`", made.text):
-            return made
-        why = f", which {self.reader.unknown.get(made.text, 'is not known')}" if made.text[1] not in "({" else ""
-        self.reader.unknown[own] = f"is set from {made.text}{why}"
-        return made._replace(text=own)
-
-
-def _rearranged(name: str, found: Sequence[Text], state: _State) -> _State:
-    """After `set -- WORDS`, `shift [N]` and `unset NAMES`."""
-    words, scope = [w.text for w in found], state.scope
-    if name == "unset":
-        for each in {*words[1:]} & scope.variables.keys():
-            scope = scope.assign(each, Text(""))
-    elif name == "shift":
-        count = int(words[1]) if len(words) > 1 and re.fullmatch(r"\d{1,3}", words[1]) else 1
-        scope = scope._replace(arguments=scope.arguments[count:])
-    elif words[1:2] == ["--"] or (len(words) > 1 and not words[1].startswith(("-", "+"))):
-        scope = scope._replace(arguments=tuple(found[2:] if words[1] == "--" else found[1:]))
-    return state._replace(scope=scope)
 
 
 def _open(value: Value) -> bool:
@@ -436,10 +356,5 @@ def _open(value: Value) -> bool:
     return isinstance(value, Text) and not value.known
 
 
-def _simple_words(chain: Chain) -> Sequence[str]:
-    command = chain.pipes[0][1].parts[0]
-    return command.words[1:] if isinstance(command, Simple) else ()
-
-
-def _by(holds: bool | None, state: _State) -> _Outcome:
+def _by(holds: bool | None, state: State) -> _Outcome:
     return (state if holds is not False else None), (state if holds is not True else None)
