@@ -138,3 +138,18 @@ def test_gb_is_not_gib() -> None:
 )
 def test_need_have_and_lack_subtract_as_printed(need: float, have: float, shown: tuple[str, str, str]) -> None:
     assert units.show_lack(need, have) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (1_234_567.0, 3, "1,234,567"),  # a counter: all of it
+        (120.4, 2, "120"),
+        (1234.5, 3, "1,230"),
+        (0.98765, 3, "0.988"),
+        (2.0, 2, "2"),
+        (float("inf"), 3, "inf"),
+    ],
+)
+def test_figures_have_no_exponent(value: float, digits: int, shown: str) -> None:
+    assert units.show_figure(value, digits) == shown

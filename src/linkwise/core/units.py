@@ -84,6 +84,11 @@ def show_time(seconds: float, digits: int = 3) -> str:
     return f"{_plain(seconds / 3600, digits)} h"
 
 
+def show_figure(value: float, digits: int = 3) -> str:
+    """A figure of any size in plain digits: a whole one as it is, others to so many: 1,048,576, 12.3, 1,450."""
+    return f"{value:,.0f}" if float(value).is_integer() else _plain(value, digits)
+
+
 def _plain(value: float, digits: int) -> str:
     """So many significant digits, never an exponent where the figure is 1 or more: 1,450, not 1.45e+03."""
     shown = f"{value:.{digits}g}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from linkwise.core.units import counted
+from linkwise.core.units import counted, show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.job import of_one_job
 from linkwise.diagnose.rules import RULES, routes
@@ -144,12 +144,12 @@ def _clocks(case: Case) -> str:
     """How well the clocks were brought together, and which hosts' could not be."""
     clocks: Clocks = case.clocks
     moved = [abs(shift) for shift in clocks.shift_ns.values() if shift]
-    words = [f"{counted(len(moved), 'clock')} moved by up to {max(moved) / 1e9:.3g} s"] if moved else []
+    words = [f"{counted(len(moved), 'clock')} moved by up to {show_time(max(moved) / 1e9)}"] if moved else []
     unsure = max(clocks.unsure_ns.values(), default=0)
     if clocks.residual_s is not None:
-        words.append(f"in step to {clocks.residual_s * 1e3:.3g} ms (median)")
+        words.append(f"in step to {show_time(clocks.residual_s)} (median)")
     if unsure:
-        words.append(f"as far as the order of calls and messages binds them: within {unsure / 1e9:.3g} s")
+        words.append(f"as far as the order of calls and messages binds them: within {show_time(unsure / 1e9)}")
     if clocks.apart:
         loose = tuple(place for place in clocks.apart if place not in clocks.one_way)
         if clocks.one_way:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from linkwise.core.units import show_figure
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.types import Fault
 from linkwise.trace.facts import Fact
@@ -85,7 +86,7 @@ def said(fact: Fact) -> str:
     """A fact as a line of evidence: where it stands, and what stands there."""
     about = [f"rank {fact.rank}"] if fact.rank >= 0 else []
     about += [word for word in (fact.host, fact.device) if word]
-    text = fact.text or " ".join([*about, fact.name, f"{fact.value:g}", fact.unit]).strip()
+    text = fact.text or " ".join([*about, fact.name, show_figure(fact.value, 6), fact.unit]).strip()
     return f"{fact.source}: {text}" if fact.source else text
 
 

@@ -5,6 +5,7 @@ None of this is a rule by itself: `late.py` asks.
 
 import numpy as np
 
+from linkwise.core.units import show_figure, show_time
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.progress import on_device
@@ -60,7 +61,8 @@ def cause_of(case: Case, t: Timing | None, who: int, late_ns: float) -> tuple[Ca
         lost.append((more - low(np.asarray(same))) * _NS.get(fact.name, 0))
     if gone and (max(lost) >= 0.5 * late_ns or not any(lost)):
         return "contention", [
-            f"{fact.name} grew by {more:g}" + (f": {fact.text}" if fact.text else "") for fact, more in gone
+            f"{fact.name} grew by {show_figure(more, 6)}" + (f": {fact.text}" if fact.text else "")
+            for fact, more in gone
         ]
     broken = [fact for fact in case.facts("device") if _of(case, fact, who)]
     if broken:
@@ -78,13 +80,15 @@ def _host_or_device(case: Case, t: Timing, who: int) -> tuple[Cause, list[str]]:
         return "", []
     host, device = split or (0.0, 0.0)
     told = (
-        [f"entered {host / 1e6:.3g} ms later than its peers, its device {device / 1e6:.3g} ms later"] if split else []
+        [f"entered {show_time(host / 1e9)} later than its peers, its device {show_time(device / 1e9)} later"]
+        if split
+        else []
     )
     if split and device > host:
         return "device", told
     late = host + device if split else float(np.median(t.wait[(t.lead == who) & (t.wait > 0)]))
     if longer is not None:
-        told.append(f"its kernels before these calls take {longer / 1e6:.3g} ms longer than its peers'")
+        told.append(f"its kernels before these calls take {show_time(longer / 1e9)} longer than its peers'")
         if longer >= 0.5 * late:
             return "device", told
     return "host", told

@@ -1,10 +1,11 @@
 """Own work that records name (kernels, forward, backward): a worker, or a stage, that takes longer for the same."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from linkwise.core.units import show_figure, show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.progress import on_device
 from linkwise.diagnose.steps import work_ns
@@ -81,14 +82,15 @@ def _workers(case: Case, work: dict[int, _Work]) -> Iterator[Finding]:
         lost = (own - usual) * min(mine.pieces[kind] for kind in kinds)
         yield Finding(
             class_="late_rank",
-            summary=f"{case.name(who)} takes {own / usual:.2g} times as long for the same work as its peers",
+            summary=f"{case.name(who)} takes {show_figure(own / usual, 2)} times as long as its peers for the same"
+            " work",
             original_fault=case.fault(who),
             cause="device" if on_device(case.joined, who) else "",
             confidence=min(0.95, 0.6 + 0.2 * (own / usual - 1)),
             waited_s=lost,
             evidence=tuple(
-                f"{_name(case, kind)}: {_ms(mine.middle_s[kind])} (median of {mine.pieces[kind]}), its peers"
-                f" {_ms(_low([work[place].middle_s[kind] for place in peers]))}"
+                f"{_name(case, kind)}: {show_time(mine.middle_s[kind], 4)} (median of {mine.pieces[kind]}), its peers"
+                f" {_middle(work, kind, peers)}"
                 for kind in sorted(kinds, key=lambda kind: -mine.middle_s[kind])[:6]
             ),
             first_reporter="those who wait for it",
@@ -113,13 +115,14 @@ def _stages(case: Case, work: dict[int, _Work]) -> Iterator[Finding]:
     ranks = [case.joined.ranks[place].head.rank for place in stages[slow]]
     yield Finding(
         class_="stage_imbalance",
-        summary=f"pipeline stage {slow} ({ranks_text(ranks)}) has {own[slow] / usual:.2g} times the work of the others",
+        summary=f"pipeline stage {slow} ({ranks_text(ranks)}) has {show_figure(own[slow] / usual, 2)} times the work"
+        " of the others",
         original_fault=case.fault(*stages[slow]),
         confidence=0.85,
         waited_s=(own[slow] - usual) * min(work[place].pieces[kind] for place in stages[slow] for kind in kinds),
         evidence=tuple(
-            f"{_name(case, kind)}: {_ms(_low([work[place].middle_s[kind] for place in stages[slow]]))}, other stages"
-            f" {_ms(_low([one.middle_s[kind] for place, one in work.items() if place not in stages[slow]]))}"
+            f"{_name(case, kind)}: {_middle(work, kind, stages[slow])}, other stages"
+            f" {_middle(work, kind, [place for place in work if place not in stages[slow]])}"
             for kind in sorted(kinds)[:6]
         ),
         first_reporter="the other stages, which wait",
@@ -132,8 +135,8 @@ def _name(case: Case, kind: int) -> str:
     return case.joined.roles[kind] or "work"
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"
+def _middle(work: Mapping[int, _Work], kind: int, places: Iterable[int]) -> str:
+    return show_time(_low([work[place].middle_s[kind] for place in places]), 4)
 
 
 def _stage(case: Case, place: int) -> tuple[str, int]:

@@ -6,6 +6,7 @@ Nobody's rank follows from it: the loop waits for some call, which only stacks o
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from linkwise.core.units import show_figure
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.places import lines
 from linkwise.diagnose.series import FEWEST, Engine, Series, engines
@@ -134,9 +135,11 @@ def _finding(engine: Engine, found: _Standstill) -> Finding:
     who = " ".join(
         word for word in (engine.pool, f"engine {name}".strip(), engine.host and f"of {engine.host}") if word
     )
-    waiting = f"{waits[-1].value:g} requests wait and " if waits and waits[-1].value else ""
-    running = f"{runs[-1].value:g} count as running" if runs and runs[-1].value else "none runs"
-    counted = ", ".join(f"{_WORDS[facts[0].name]} {facts[-1].value:g} all the while" for facts in found.still)
+    waiting = f"{show_figure(waits[-1].value)} requests wait and " if waits and waits[-1].value else ""
+    running = f"{show_figure(runs[-1].value)} count as running" if runs and runs[-1].value else "none runs"
+    counted = ", ".join(
+        f"{_WORDS[facts[0].name]} {show_figure(facts[-1].value, 6)} all the while" for facts in found.still
+    )
     return Finding(
         class_="hang",
         summary=f"{who}: no token comes out{f' over {found.seconds:.0f} s' if found.seconds else ''} while"
@@ -147,7 +150,10 @@ def _finding(engine: Engine, found: _Standstill) -> Finding:
         decided=False,
         waited_s=found.seconds,
         evidence=(
-            "; ".join(f"{facts[0].name} {facts[0].value:g} to {facts[-1].value:g}" for facts in found.busy.values())
+            "; ".join(
+                f"{facts[0].name} {show_figure(facts[0].value, 6)} to {show_figure(facts[-1].value, 6)}"
+                for facts in found.busy.values()
+            )
             + f"; {counted}",
             *lines([some, *((waits or runs)[:1]), *(facts[-1] for facts in found.still)]),
         ),

@@ -215,7 +215,7 @@ def _word(fact: Fact) -> str:
     if fact.name == "fatal_python_error":
         return f"Python ended ({reason})"
     if fact.name in {"exited", "died"} and fact.value:
-        return f"ended with {'signal' if fact.value < 0 else 'code'} {abs(fact.value):g}"
+        return f"ended with {'signal' if fact.value < 0 else 'code'} {abs(fact.value):.0f}"
     return _NAMES.get(fact.name, fact.name.replace("_", " "))
 
 

@@ -7,6 +7,7 @@ decode's transfer queue when everything has arrived. So what stands still on one
 from collections.abc import Iterator
 from itertools import groupby
 
+from linkwise.core.units import show_bytes, show_figure
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.places import lines, one
 from linkwise.diagnose.rules import handoff_records
@@ -122,9 +123,9 @@ def _told(where: list[Engine]) -> tuple[str, ...]:
     rows = []
     for engine in where[:4]:
         figures = [
-            f"{name.removeprefix('serve.')} {engine.gauges[name].values[0]:g} to {engine.gauges[name].values[-1]:g}"
+            f"{name.removeprefix('serve.')} {show_figure(values[0])} to {show_figure(values[-1])}"
             for name in _SHOWN
-            if name in engine.gauges
+            if name in engine.gauges and (values := engine.gauges[name].values)
         ]
         rank = f" rank {engine.rank}" if engine.rank >= 0 else ""
         rows.append(f"{engine.pool or 'engine'}{rank}: {', '.join(figures)}")
@@ -149,8 +150,9 @@ def _pieces(case: Case) -> Iterator[Finding]:
         return
     yield Finding(
         class_="handoff_allocation",
-        summary=f"allocation on the decode side, not the link: transfers of {entries:g} pieces move {rate:g} MB/s, of"
-        f" {few:g} pieces {best:g} MB/s over the same link: the blocks they go to are fragmented",
+        summary=f"allocation on the decode side, not the link: transfers of {show_figure(entries)} pieces move"
+        f" {show_bytes(rate * 1e6)}/s, of {show_figure(few)} pieces {show_bytes(best * 1e6)}/s over the same link: the"
+        " blocks they go to are fragmented",
         original_fault=Fault(),
         cause="software",
         first_reporter="decode's transfer queue",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linkwise.core.units import show_time
 from linkwise.diagnose import chance
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.rules import pools
@@ -102,10 +103,10 @@ def _slow(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> list[tup
         if by_chance >= chance.LIKELY and charge < chance.BURST_NS:
             continue
         words = [
-            f"{case.name(place)} {side}s a request's KV in {np.median(took[place, side]) / 1e6:.3g} ms (median of"
+            f"{case.name(place)} {side}s a request's KV in {show_time(np.median(took[place, side]) / 1e9)} (median of"
             f" {len(took[place, side])}; {100 * (1 - USUAL):.0f} % of them, with their late beginning, take"
-            f" {time / 1e6:.3g} ms or more), its siblings in {usual / 1e6:.3g} ms",
-            f"it begins {late_ns[place, side] / 1e6:.3g} ms after the first of them",
+            f" {show_time(time / 1e9)} or more), its siblings in {show_time(usual / 1e9)}",
+            f"it begins {show_time(late_ns[place, side] / 1e9)} after the first of them",
         ]
         found[side].append((place, words))
     senders, takers = found["send"], found["take"]
@@ -185,7 +186,7 @@ def _allocation(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> It
             cause="software",
             first_reporter="decode",
             confidence=0.85,
-            evidence=(f"{np.median(getting) / 1e6:.3g} ms a handoff (median of {len(getting)}) for its blocks",),
+            evidence=(f"{show_time(np.median(getting) / 1e9)} a handoff (median of {len(getting)}) for its blocks",),
             next="how decode finds free blocks: fragmentation, eviction, or a scan of the pool",
             recovery="none",
         )
@@ -193,11 +194,11 @@ def _allocation(case: Case, parts: dict[tuple[str, str, int], list[Part]]) -> It
     if float(np.median(waiting)) >= 1e9 and sum(waiting) >= 0.9 * sum(whole):
         yield Finding(
             class_="decode_starved",
-            summary=f"prompts are done and wait {np.median(waiting) / 1e9:.3g} s (median) before their KV moves: decode"
-            " has no blocks free, or does not get to take them",
+            summary=f"prompts are done and wait {show_time(np.median(waiting) / 1e9)} (median) before their KV moves:"
+            " decode has no blocks free, or does not get to take them",
             confidence=0.4,
             decided=False,
-            evidence=(f"transfers themselves: {(sum(whole) - sum(waiting)) / len(whole) / 1e6:.3g} ms a handoff",),
+            evidence=(f"transfers themselves: {show_time((sum(whole) - sum(waiting)) / len(whole) / 1e9)} a handoff",),
             would_decide="how full decode's KV is at that time (its /metrics)",
             next="/metrics of the decode pool",
             recovery="none",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from linkwise.core.units import show_figure
 from linkwise.diagnose import reports
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
@@ -54,7 +55,7 @@ def _quota(case: Case) -> Iterator[Finding]:
             first_reporter="the engine",
             confidence=0.85,
             evidence=(
-                f"throttled in {worst[1]:g} of {worst[3]:g} periods",
+                f"throttled in {show_figure(worst[1])} of {show_figure(worst[3])} periods",
                 *lines([worst[0], worst[2], *quotas[:2], *pools[:2]]),
             ),
             next="raise the quota, or set the thread pools to it (OMP_NUM_THREADS, torch.set_num_threads): by default"

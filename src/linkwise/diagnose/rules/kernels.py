@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from linkwise.core.units import show_time
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.chance import LIKELY
 from linkwise.diagnose.rules import late, mismatch
@@ -80,7 +81,8 @@ def _finding(case: Case, who: int, held: float, times: int, elapsed: int) -> Fin
         waited_s=held / 1e9,
         evidence=(
             f"of calls that followed one of the same group, its device was in {times} for the shortest: it came last",
-            f"half of the members were in them {held / 1e9:.3g} s longer, {100 * held / elapsed:.0f} % of the record",
+            f"half of the members were in them {show_time(held / 1e9)} longer, {100 * held / elapsed:.0f} % of the"
+            " record",
             *evidence[:5],
         ),
         next=NEXT[cause].format(rank=head.rank, host=head.host or "its host"),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linkwise.core.units import show_figure, show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.chance import BURST_NS, LIKELY, charged
 from linkwise.diagnose.parts import Trust
@@ -100,14 +101,14 @@ def _between_clocks(case: Case) -> list[Finding]:
 
 def _perhaps(case: Case, t: Timing, who: int, trust: Trust) -> Finding:
     led = _led(t, who)
-    behind = float(np.median(t.wait[led])) / 1e6 if led.any() else 0.0
-    width = max(case.clocks.unsure_ns.values(), default=0) / 1e6
-    bound = f"within {width:.3g} ms only" if width else "from one side at most"
+    behind = float(np.median(t.wait[led])) if led.any() else 0.0
+    width = max(case.clocks.unsure_ns.values(), default=0)
+    bound = f"within {show_time(width / 1e9)} only" if width else "from one side at most"
     host = trust == "host"
     of = "the ranks of its host" if host else "its group"
     return Finding(
         class_="late_rank",
-        summary=f"{case.name(who)} is last of {of} to {int(led.sum())} calls by {behind:.3g} ms (median)"
+        summary=f"{case.name(who)} is last of {of} to {int(led.sum())} calls by {show_time(behind / 1e9)} (median)"
         f"{'' if host else ' as clocks are written'}, and calls and messages bind clocks {bound}:"
         f" it is late by its own doing, or {'it waited for another host before' if host else 'its clock is ahead'}",
         original_fault=case.fault(who),
@@ -116,7 +117,7 @@ def _perhaps(case: Case, t: Timing, who: int, trust: Trust) -> Finding:
         decided=False,
         waited_s=float(t.own_ns[who] / 1e9),
         evidence=(
-            f"it would have held others up for {t.held_ns[who] / 1e9:.3g} s,"
+            f"it would have held others up for {show_time(t.held_ns[who] / 1e9)},"
             f" {100 * t.held_ns[who] / t.elapsed_ns:.0f} % of the record",
         ),
         would_decide=("" if host else "each host's files in a folder named after it (node0/), or ")
@@ -245,9 +246,10 @@ def _stage(case: Case, t: Timing, late: list[int]) -> Finding | None:
         confidence=0.85,
         waited_s=(slow.own_ns - own) * slow.steps / 1e9,
         evidence=(
-            f"it has {slow.layers} layers, the others {layers:g}",
-            f"its own time is {slow.own_ns / 1e6:.3g} ms a step, the others' {own / 1e6:.3g} ms",
-            f"a layer takes {slow.per_layer_ns / 1e6:.3g} ms there and {own / max(1.0, layers) / 1e6:.3g} ms elsewhere",
+            f"it has {slow.layers} layers, the others {show_figure(layers)}",
+            f"its own time is {show_time(slow.own_ns / 1e9)} a step, the others' {show_time(own / 1e9)}",
+            f"a layer takes {show_time(slow.per_layer_ns / 1e9)} there and {show_time(own / max(1.0, layers) / 1e9)}"
+            " elsewhere",
         ),
         next="linkwise plan, or --layers, with other layer counts per stage; embedding and head count as layers",
         recovery="none",
@@ -285,8 +287,8 @@ def _slow_alone(case: Case, stages: list[_Stage], least_ns: float) -> Iterator[F
             confidence=0.8,
             waited_s=behind / 1e9,
             evidence=(
-                f"a layer takes {one.per_layer_ns / 1e6:.3g} ms there and {usual / 1e6:.3g} ms elsewhere",
-                f"its own time is {one.own_ns / 1e6:.3g} ms a step (lower quarter of {one.steps})",
+                f"a layer takes {show_time(one.per_layer_ns / 1e9)} there and {show_time(usual / 1e9)} elsewhere",
+                f"its own time is {show_time(one.own_ns / 1e9)} a step (lower quarter of {one.steps})",
                 *evidence[:5],
             ),
             next=NEXT[cause].format(
@@ -313,15 +315,15 @@ def _finding(case: Case, t: Timing, who: int) -> Finding:
     behind = float(np.median(waits)) if len(waits) else 0.0
     own, rest = _own_before(case, t, who, led)
     first = [
-        f"{case.name(who)} came last to {int((t.lead == who).sum())} of {len(t.lead)} calls; {behind / 1e6:.3g} ms"
+        f"{case.name(who)} came last to {int((t.lead == who).sum())} of {len(t.lead)} calls; {show_time(behind / 1e9)}"
         f" (median) after half of the group to the {len(waits)} that make up most of the waiting",
         *(
-            [f"own time before these {own / 1e6:.3g} ms (median), of its peers {rest / 1e6:.3g} ms"]
+            [f"own time before these {show_time(own / 1e9)} (median), of its peers {show_time(rest / 1e9)}"]
             if own - rest >= behind / 2
             else []
         ),
-        f"it held others up for {t.held_ns[who] / 1e9:.3g} s, {100 * t.held_ns[who] / t.elapsed_ns:.0f} % of the"
-        f" record; {t.own_ns[who] / 1e9:.3g} s of their waiting, all together, begins here",
+        f"it held others up for {show_time(t.held_ns[who] / 1e9)}, {100 * t.held_ns[who] / t.elapsed_ns:.0f} % of the"
+        f" record; {show_time(t.own_ns[who] / 1e9)} of their waiting, all together, begins here",
     ]
     return Finding(
         class_="late_rank",
@@ -380,12 +382,12 @@ def _paused(case: Case, t: Timing) -> Iterator[Finding]:
         return  # it could have run, and others did
     yield Finding(
         class_="stopped_rank",
-        summary=f"{case.name(who)} stood still once for {wait / 1e9:.3g} s and went on",
+        summary=f"{case.name(who)} stood still once for {show_time(wait / 1e9)} and went on",
         original_fault=case.fault(who),
         cause="host",
         confidence=0.7,
         waited_s=wait / 1e9,
-        evidence=(f"its peers waited {wait / 1e9:.3g} s in one call; before it the rank was in no call",),
+        evidence=(f"its peers waited {show_time(wait / 1e9)} in one call; before it the rank was in no call",),
         next="dmesg of its host, and whether its process was stopped (SIGSTOP, a debugger, a page-out)",
         recovery="none",
     )

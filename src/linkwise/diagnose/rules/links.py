@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linkwise.core.units import show_bytes, show_figure, show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import lines, one
 from linkwise.diagnose.rules import routes
@@ -121,17 +122,19 @@ def _finding(case: Case, op: str, size: int, slow: list[Path], rest: list[Path],
     apart = ". Hosts are not known: of such groups those that lie across hosts would be slower, too" if nowhere else ""
     return Finding(
         class_="slow_link",
-        summary=f"{len(slow)} of {len(slow) + len(rest)} groups of one shape take {long / usual:.2g} times as long for"
-        f" the same {op} of {size / 1e6:.4g} MB{lately} although their members are there: {names}. What they share"
-        f" (NIC, switch, PCIe path) is not said{apart}",
+        summary=f"{len(slow)} of {len(slow) + len(rest)} groups of one shape take {show_figure(long / usual, 2)} times"
+        f" as long for the same {op} of {show_bytes(size)}{lately} although their members are there: {names}. What they"
+        f" share (NIC, switch, PCIe path) is not said{apart}",
         original_fault=Fault(host=one(own)),
         cause="network",
         confidence=0.4 if nowhere else 0.5,
         decided=False,
         evidence=(
-            f"{long / 1e6:.4g} ms (median) against {usual / 1e6:.4g} ms",
-            *(f"{_name(case, path)}: {path.middle / 1e6:.4g} ms, {size / path.middle:.3g} GB/s" for path in slow[:3]),
-            *(f"{_name(case, path)}: {path.middle / 1e6:.4g} ms, {size / path.middle:.3g} GB/s" for path in rest[:2]),
+            f"{show_time(long / 1e9, 4)} (median) against {show_time(usual / 1e9, 4)}",
+            *(
+                f"{_name(case, path)}: {show_time(path.middle / 1e9, 4)}, {show_bytes(size / path.middle * 1e9)}/s"
+                for path in (*slow[:3], *rest[:2])
+            ),
             *lines(case.facts("transport"), 2),
         ),
         would_decide="which NIC each rank uses (NCCL_DEBUG=INFO, NET/IB) and the ports' counters before and after"

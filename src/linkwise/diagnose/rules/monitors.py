@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from linkwise.core.units import show_figure
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import Places, lines, one, place_of, said, whole
 from linkwise.diagnose.rules import watchdogs
@@ -295,7 +296,8 @@ def _idle(case: Case) -> Iterator[Finding]:
             yield Finding(
                 class_="skipped_collective",
                 summary=f"idle DP rank: rank {ranks[0]} has no requests, makes empty steps for its peers and leaves out"
-                f" a call that {ranks_text(busy)}, with {requests:g} requests, {'is' if len(busy) == 1 else 'are'} in",
+                f" a call that {ranks_text(busy)}, with {show_figure(requests)} requests,"
+                f" {'is' if len(busy) == 1 else 'are'} in",
                 original_fault=stall.original_fault,
                 cause="software",
                 first_reporter=f"{ranks_text(busy)} (busy)",

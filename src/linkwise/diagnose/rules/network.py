@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from linkwise.core.units import show_figure
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.places import lines, one
@@ -209,7 +210,7 @@ def _growing(case: Case) -> Iterator[Finding]:
             by_port.setdefault((fact.host, fact.device), []).append((fact, more))
     for (host, device), found in by_port.items():
         link = [fact for fact, _ in found if fact.name in _LINK]
-        what = ", ".join(f"{fact.name.removeprefix('ib.')} by {more:g}" for fact, more in found[:6])
+        what = ", ".join(f"{fact.name.removeprefix('ib.')} by {show_figure(more, 6)}" for fact, more in found[:6])
         yield Finding(
             class_="network_error",
             summary=f"{'link' if link else 'path'} of port {device or '?'}{f' on {host}' if host else ''}"
@@ -234,14 +235,14 @@ def _retransmits(case: Case) -> Iterator[Finding]:
         sure = bool(fact.label("snapshot")) or more >= 2 * RETRANSMITTED * segments
         yield Finding(
             class_="network_error",
-            summary=f"TCP{f' of {fact.host}' if fact.host else ''} sends {100 * more / segments:.2g} % of its segments"
-            " twice: the path loses packets",
+            summary=f"TCP{f' of {fact.host}' if fact.host else ''} sends {show_figure(100 * more / segments, 2)} % of"
+            " its segments twice: the path loses packets",
             original_fault=Fault(host=fact.host, ranks=(fact.rank,) if fact.rank >= 0 else ()),
             cause="network",
             confidence=0.75 if fact.label("snapshot") else 0.6 if sure else 0.4,
             decided=sure,
             would_decide="" if sure else "a second look at the counters: whether it goes on",
-            evidence=(f"{more:g} of {segments:g} segments sent again", *lines([fact, total])),
+            evidence=(f"{show_figure(more)} of {show_figure(segments)} segments sent again", *lines([fact, total])),
             next="ss -ti towards the peers: which connection; drops of the interface and the switch",
             recovery="none",
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linkwise.core.units import show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.types import Class, Finding
 from linkwise.trace.events import RankTrace
@@ -79,8 +80,8 @@ def _slow(case: Case, places: list[int]) -> Iterator[Finding]:
             confidence=0.85,
             waited_s=waits / 1e9,
             evidence=(
-                f"{own / 1e6:.3g} ms of a handoff (median of {len(mine.own)}) are its own, outside calls; of the other"
-                f" side {usual / 1e6:.3g} ms",
+                f"{show_time(own / 1e9)} of a handoff (median of {len(mine.own)}) are its own, outside calls; of the"
+                f" other side {show_time(usual / 1e9)}",
                 f"that is {100 * mine.own.sum() / mine.whole.sum():.0f} % of its time in handoffs",
             ),
             next="py-spy dump of this rank during a handoff: what it does between its messages",
@@ -110,7 +111,7 @@ def _full(case: Case, places: list[int]) -> Iterator[Finding]:
     yield Finding(
         class_="decode_starved",
         summary=f"decode ({ranks_text(ranks)}) has too few KV blocks: {len(held)} of {len(waits)} finished prompts"
-        f" waited {np.median(held):.3g} s (median) for some",
+        f" waited {show_time(float(np.median(held)))} (median) for some",
         original_fault=case.fault(*takers),
         cause="configuration",
         first_reporter="prefill, whose blocks stay taken",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from linkwise.core.units import show_time
 from linkwise.diagnose.case import Case
 from linkwise.diagnose.counters import grown
 from linkwise.diagnose.rules.late import RATIO, SHARE
@@ -29,8 +30,8 @@ def find(case: Case) -> Iterator[Finding]:
             confidence=0.8,
             waited_s=lost_us / 1e6,
             evidence=(
-                f"its threads were stopped for {lost_us / 1e6:.3g} s in all, those of others for {rest / 1e6:.3g} s at"
-                f" most, in {t.elapsed_ns / 1e9:.3g} s of steps",
+                f"its threads were stopped for {show_time(lost_us / 1e6)} in all, those of others for"
+                f" {show_time(rest / 1e6)} at most, in {show_time(t.elapsed_ns / 1e9)} of steps",
             ),
             next=f"cpu.max of its cgroup on {case.joined.ranks[who].head.host or 'its host'}: give it whole cores",
             recovery="none",

@@ -11,7 +11,7 @@ import numpy as np
 
 from linkwise.cluster.types import Cluster
 from linkwise.core.quantity import value_of
-from linkwise.core.units import counted
+from linkwise.core.units import counted, show_figure, show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import one
 from linkwise.diagnose.timing import Timing
@@ -89,7 +89,7 @@ def note(case: Case) -> str:
     elif outside:
         why = f"it has {counted(len(grid), 'unit')} of {sizes} ranks, in which {ranks_text(outside)} have no place"
     elif not paths:
-        why = f"no group made {CALLS} calls alike that take {LEAST_S * 1e3:g} ms or more by it"
+        why = f"no group made {CALLS} calls alike that take {show_time(LEAST_S)} or more by it"
     held = f"calls of {counted(len(paths), 'set')} of ranks were" if paths else "nothing was"
     return f"the plan: {held} held against it{f': {why}' if why else ''}"
 
@@ -176,7 +176,7 @@ def _finding(case: Case, suspects: list[Cable], slow: list[Path], usual: list[Pa
     return Finding(
         class_="slow_link",
         summary=f"{'link' if alone else 'one of the links'} {', '.join(names)} is slower than the plan's cluster: what"
-        f" crosses {'it' if alone else 'them'} takes {worst.ratio:.2g} times as long",
+        f" crosses {'it' if alone else 'them'} takes {show_figure(worst.ratio, 2)} times as long",
         original_fault=Fault(link=" or ".join(names), host=one(at) if len(nodes) == 1 else ""),
         cause="network",
         first_reporter=_named(case, worst),
@@ -197,7 +197,7 @@ def _unplaced(case: Case, slow: list[Path]) -> Finding:
     return Finding(
         class_="slow_link",
         summary=f"calls of {', '.join(_named(case, path) for path in slow[:4])} take up to"
-        f" {max(path.ratio for path in slow):.2g} times as long as planned, and no link is theirs alone",
+        f" {show_figure(max(path.ratio for path in slow), 2)} times as long as planned, and no link is theirs alone",
         cause="network",
         confidence=0.4,
         decided=False,
@@ -213,6 +213,5 @@ def _named(case: Case, path: Path) -> str:
 
 
 def _said(case: Case, path: Path) -> str:
-    return (
-        f"{_named(case, path)}: {path.took_s * 1e3:.3g} ms (median of {path.calls}), {path.ratio:.2g} times the plan's"
-    )
+    times = show_figure(path.ratio, 2)
+    return f"{_named(case, path)}: {show_time(path.took_s)} (median of {path.calls}), {times} times the plan's"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from linkwise.core.units import show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import lines, place_of, whole
 from linkwise.diagnose.types import Cause, Fault, Finding
@@ -188,8 +189,8 @@ def _heartbeats(case: Case) -> Iterator[Finding]:
     yield Finding(
         class_="hang",
         summary=f"{ranks_text(ranks) if ranks else 'a rank'}: torch's watchdog thread stood still"
-        f"{f' for {seconds:g} s' if seconds else ''}, in a call of NCCL or CUDA that does not return or behind a thread"
-        " that holds the GIL; the process ends because of it. Whom that waits for is not said",
+        f"{f' for {show_time(seconds)}' if seconds else ''}, in a call of NCCL or CUDA that does not return or behind"
+        " a thread that holds the GIL; the process ends because of it. Whom that waits for is not said",
         first_reporter=first(told),
         confidence=0.4,
         decided=False,
@@ -213,8 +214,8 @@ def _health(case: Case) -> Iterator[Finding]:
     yield Finding(
         class_="hang",
         summary=f"{f'{len(told)} health checks' if len(told) > 1 else 'a health check'} of the server failed: its"
-        f" engine gave no answer for {told[-1].value:g} s, and no step of it is reported since. The detokenizer passes"
-        " on what the scheduler sends and waits for it; what the scheduler waits for is not said",
+        f" engine gave no answer for {show_time(told[-1].value)}, and no step of it is reported since. The detokenizer"
+        " passes on what the scheduler sends and waits for it; what the scheduler waits for is not said",
         original_fault=Fault(host=told[0].host),
         first_reporter="the server's health check",
         confidence=0.4,
