@@ -16,7 +16,6 @@ it is kept as it is, and said. Needs numba and torch, and Linux to know of other
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -25,15 +24,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # as a script it is not in a package
 
 from benchmarks.faults import tiny  # noqa: E402
+from benchmarks.quiet import Quiet  # noqa: E402
 
 from linkwise.simulate.rules import Pool, Rules  # noqa: E402
 from linkwise.simulate.run import simulate  # noqa: E402
@@ -43,13 +42,11 @@ from linkwise.workload.requests import requests  # noqa: E402
 
 ASKED, REQUESTS, BLOCKS, SHARES, LIGHT = 0.20, 200, 8, (0.4, 0.6, 0.75), 0.4
 SEEDS = 3
-QUIET, PATIENCE_S = 0.1, float(os.environ.get("REPLAY_PATIENCE_S", "300"))  # cores of others in a block; of a server
+PATIENCE_S = float(os.environ.get("REPLAY_PATIENCE_S", "300"))  # of a server
 LAYOUTS = ("tp=1", "tp=2")
 BUDGET, SEQS, BLOCK, KV, MAX_LEN = 2048, 256, 16, 65_536, 2048
 IDLE = 10  # a pause so many times the usual time of a step is no step
 USERS = (1, 4, 12)
-TICKS = os.sysconf("SC_CLK_TCK")
-T = TypeVar("T")
 
 
 class Sent(NamedTuple):
@@ -198,64 +195,6 @@ async def one_request(port: int, zero: float, inputs: int, outputs: int, draw: n
     if not first:
         raise RuntimeError("no token came")
     return Sent(at, first, end, inputs, outputs)
-
-
-class Quiet:
-    """Blocks of a server's run while others leave the machine alone, as far as there is patience for it."""
-
-    def __init__(self, server: int, deadline: float) -> None:
-        self._server, self._deadline = server, deadline
-        self._kept = self._loud = self._dropped = 0
-
-    async def run(self, block: Callable[[], Awaitable[T]]) -> T:
-        while True:
-            while self._patient and await self._others(asyncio.sleep(0.2)) > QUIET:
-                pass
-            taken: list[T] = []
-
-            async def one(taken: list[T] = taken) -> None:
-                taken.append(await block())
-
-            loud = await self._others(one()) > QUIET
-            if not loud or not self._patient:
-                self._kept, self._loud = self._kept + 1, self._loud + loud
-                return taken[0]
-            self._dropped += 1
-
-    def said(self) -> str:
-        return f"{self._loud} of {self._kept} blocks beside others, {self._dropped} run again"
-
-    @property
-    def _patient(self) -> bool:
-        return time.monotonic() < self._deadline
-
-    async def _others(self, what: Awaitable[None]) -> float:
-        """Cores that others computed on meanwhile."""
-        before, began = self._busy(), time.monotonic()
-        await what
-        return max(0.0, (self._busy() - before) / (time.monotonic() - began))
-
-    def _busy(self) -> float:
-        """Processor seconds of this machine that are neither the server's nor ours."""
-        try:
-            user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
-        except OSError:
-            return 0.0
-        ours = sum(os.times()[:2]) * TICKS + _ticks(self._server)
-        return (user + nice + system + sum(rest) - ours) / TICKS
-
-
-def _ticks(process: int) -> float:
-    """Processor time of a process and of those it has started, clock ticks."""
-    parents: dict[int, tuple[int, int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
-            words = path.read_text().rpartition(")")[2].split()
-            parents[int(path.parent.name)] = int(words[1]), int(words[11]) + int(words[12])
-    family = {process}
-    while more := {pid for pid, (parent, _) in parents.items() if parent in family} - family:
-        family |= more
-    return sum(parents[pid][1] for pid in family if pid in parents)
 
 
 async def turns(

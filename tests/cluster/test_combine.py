@@ -15,7 +15,7 @@ from linkwise.cluster.read import dump, parse
 from linkwise.cluster.topology import Fabric, Machine, Part, PathClass, Port, Wire
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
-from linkwise.plan.collective_time import Group, ways
+from linkwise.plan.collective_ways import Group, ways
 
 NODE = machine(text(8, "NV18"))
 RAIL = FabricSpec(kind="rail")

@@ -18,16 +18,8 @@ from linkwise.cluster import presets
 from linkwise.cluster.types import Cluster, Constants, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.quantity import value_of
-from linkwise.plan.collective_time import (
-    Group,
-    Way,
-    estimate,
-    floor_us,
-    group_of,
-    link_of,
-    on_nic,
-    ways,
-)
+from linkwise.plan.collective_time import estimate, floor_us
+from linkwise.plan.collective_ways import Group, Way, group_of, link_of, on_nic, ways
 from linkwise.plan.collectives import wire
 
 MEASUREMENTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "collectives" / "measurements.csv"

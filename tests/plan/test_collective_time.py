@@ -12,16 +12,8 @@ from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
 from linkwise.core.quantity import Quantity, value_of
 from linkwise.engine.base import Convention
-from linkwise.plan.collective_time import (
-    IMPLEMENTATIONS,
-    Group,
-    call_seconds,
-    collective_time,
-    estimate,
-    group_of,
-    on_nic,
-    ways,
-)
+from linkwise.plan.collective_time import call_seconds, collective_time, estimate
+from linkwise.plan.collective_ways import IMPLEMENTATIONS, Group, group_of, on_nic, ways
 from linkwise.plan.collectives import wire
 from linkwise.plan.time import Span, op_seconds
 from linkwise.plan.types import Op

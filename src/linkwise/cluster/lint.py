@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from linkwise.cluster import inside
-from linkwise.cluster.topology import Machine, Part, PathClass, Wire, pair
+from linkwise.cluster.as_machine import machine_of
+from linkwise.cluster.topology import Machine, PathClass, pair
 from linkwise.cluster.types import Accelerator, Cluster
 from linkwise.core.schema import Frozen
 
@@ -36,9 +37,11 @@ def lint(value: Machine | Cluster, accelerator: Accelerator | None = None) -> tu
         return tuple(finding for rule in _RULES for finding in rule(value, accelerator))
     found = list(_network(value))
     if value.detail is not None:
-        found += lint(_machine(value, None), value.accelerator)
+        # The notes of its files that say one end contradicts the other; they are not kept by node.
+        notes = tuple(n for n in value.notes if any(rule.search(n) for rule in (_ONE_SIDED, _ENDS_DIFFER, _CUT)))
+        found += lint(machine_of(value, -1, notes), value.accelerator)
         for node in value.odd_nodes:
-            for finding in lint(_machine(value, node), value.accelerator):
+            for finding in lint(machine_of(value, node, ()), value.accelerator):
                 found.append(msgspec.structs.replace(finding, what=f"node {node}: {finding.what}"))
     return tuple(found)
 
@@ -321,7 +324,7 @@ def _cut(machine: Machine) -> Iterator[Finding]:
     ends = {end for pair in pairs for end in pair}
     lost = [f"no path between {_ids([gpu for gpu in gpus if gpu in ends])}"] if pairs else []
     lost += [f"no path from {_ids(blind)} to every NIC"] if blind else []
-    lines = [note for note in machine.notes if _LINE.match(note) or " was cut: " in note]
+    lines = [note for note in machine.notes if _LINE.match(note) or _CUT.search(note)]
     yield Finding(
         rule="cut",
         what="the file was cut: " + ("; ".join(lost) or "rows or columns are missing; each pair of GPUs is in it"),
@@ -333,6 +336,7 @@ def _cut(machine: Machine) -> Iterator[Finding]:
 
 
 _LINE = re.compile(r"lines? \d+")
+_CUT = re.compile(" was cut: ")
 
 
 def _network(cluster: Cluster) -> Iterator[Finding]:
@@ -358,58 +362,6 @@ def _network(cluster: Cluster) -> Iterator[Finding]:
             consequence="each gets its share of a NIC when all send",
             remedy="keep tp and ep inside a node; cross nodes with pp or replicas",
         )
-
-
-def _machine(cluster: Cluster, node: int | None) -> Machine:
-    """A node's detail as the file it came from would have it, so that one set of rules judges both."""
-    detail = cluster.detail_of(-1 if node is None else node)
-    assert detail is not None  # noqa: S101 - the caller looked
-    count = cluster.devices_per_node
-    gpus = [
-        Part(
-            id=f"gpu{at}", kind="gpu", index=at, numa=detail.numa[at] if detail.numa and detail.numa[at] >= 0 else None
-        )
-        for at in range(count)
-    ]
-    nics = [Part(id=f"nic{at}", kind="nic", index=at, model=name) for at, name in enumerate(detail.nic_names)]
-    paths = {
-        pair(f"gpu{at}", f"gpu{to}"): way for at in range(count) for to in range(at) if (way := detail.path(at, to))
-    }
-    paths |= {
-        pair(f"gpu{at}", f"nic{to}"): way
-        for at in range(count)
-        for to in range(len(nics))
-        if (way := detail.path(at, to, nic=True))
-    }
-    unit = cluster.accelerator.scaleup_Bps / max(1, cluster.accelerator.scaleup_links) or 1.0
-    ports = detail.ports_Bps
-    if not detail.islands and cluster.island_size > 1:
-        ports = (cluster.accelerator.scaleup_Bps,) * count
-    islands = detail.islands or tuple(cluster.island_of(at) for at in range(count))
-    wires = [
-        Wire(a=f"gpu{at}", b=f"nvswitch{islands[at]}", kind="nvlink", count=max(1, round(rate / unit)))
-        for at, rate in enumerate(ports)
-        if rate
-    ]
-    wires += [
-        Wire(a=f"gpu{s.a}", b=f"gpu{s.b}", kind="nvlink", count=max(1, round(s.spec_Bps / unit)))
-        for s in detail.strands
-    ]
-    # The notes of its files that say one end contradicts the other; they are not kept by node.
-    kept = (_ONE_SIDED.search, _ENDS_DIFFER.search, re.compile(" was cut: ").search)
-    notes = tuple(n for n in cluster.notes if node is None and any(rule(n) for rule in kept))
-    switches = [
-        Part(id=name, kind="switch") for name in dict.fromkeys(w.b for w in wires if w.b.startswith("nvswitch"))
-    ]
-    return Machine(
-        format="cluster",
-        source=cluster.name,
-        parts=(*gpus, *nics, *switches),
-        wires=tuple(wires),
-        paths=paths,
-        notes=notes,
-        partial=any(" was cut: " in note for note in notes),
-    )
 
 
 _RULES: tuple[Callable[[Machine, Accelerator | None], Iterator[Finding]], ...] = (

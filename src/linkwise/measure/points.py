@@ -12,7 +12,7 @@ from linkwise.cluster.types import Cluster, Link, Tier
 from linkwise.core.errors import InputError
 from linkwise.measure.calibration import Calibration, KindFit, LinkFit, Sample, TierFit, Value, kind_fit, now
 from linkwise.measure.fit import Point, compare, fit_line
-from linkwise.plan.collective_time import Group, ways
+from linkwise.plan.collective_ways import Group, ways
 from linkwise.plan.collectives import default_algorithm, hops, wire
 
 _TIERS = (Tier.ISLAND, Tier.NODE, Tier.CLUSTER)

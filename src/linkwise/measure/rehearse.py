@@ -22,7 +22,8 @@ from linkwise.dist.observer import Seen, observe
 from linkwise.engine import registry
 from linkwise.measure.calibration import LIBRARY
 from linkwise.measure.sweep import Progress, silent
-from linkwise.plan.collective_time import IMPLEMENTATIONS, Group, estimate, floor_us, ways
+from linkwise.plan.collective_time import estimate, floor_us
+from linkwise.plan.collective_ways import IMPLEMENTATIONS, Group, ways
 from linkwise.plan.collectives import wire
 from linkwise.plan.time import Span, worst_spans
 from linkwise.plan.types import Op, Plan

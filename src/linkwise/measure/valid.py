@@ -12,7 +12,8 @@ import msgspec
 from linkwise.cluster.links import links
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.errors import InputError
-from linkwise.plan.collective_time import Group, estimate, ways
+from linkwise.plan.collective_time import estimate
+from linkwise.plan.collective_ways import Group, ways
 from linkwise.plan.collectives import ALGORITHMS, wire
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.quantity import value_of
 from linkwise.engine.base import Convention
-from linkwise.plan import collective_time
+from linkwise.plan import collective_ways
 from linkwise.plan.algorithms import site
-from linkwise.plan.collective_time import Way
+from linkwise.plan.collective_ways import Way
 from linkwise.plan.collectives import wire
 from linkwise.plan.time import US, Span, group_of
 from linkwise.plan.types import Op
@@ -46,7 +46,7 @@ def taken(
         return min(ways, key=lambda way: way.latency_us * US + moved / way.bandwidth_Bps)
 
     def ways(implementation: str) -> tuple[Way, ...]:
-        return collective_time.ways(op.kind, group, cluster, implementation)
+        return collective_ways.ways(op.kind, group, cluster, implementation)
 
     runs = _runs(cluster, groups)
     implementation = implementation_of(op, convention, cluster)

@@ -1,7 +1,7 @@
 """Where the groups of a layout lie, and what one call over them takes.
 
 A group's place is the slowest tier it crosses and what links leave it; a call takes the time of the fastest way its
-implementation has of doing it there (plan/collective_time.py).
+implementation has of doing it there (plan/collective_ways.py).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from linkwise.core.identity import ById
 from linkwise.core.layout import AXES, Layout, groups
 from linkwise.core.quantity import Given, Num, maximum, named, plain, times, value_of, where
 from linkwise.engine.base import Convention
-from linkwise.plan import collective_time
-from linkwise.plan.collective_time import Group
+from linkwise.plan import collective_time, collective_ways
+from linkwise.plan.collective_ways import Group
 from linkwise.plan.collectives import wire
 from linkwise.plan.step_work import US
 from linkwise.plan.types import Op
@@ -87,7 +87,7 @@ def _inner(parts: list[tuple[int, ...]], per_node: int, cluster: Cluster) -> tup
     slowest = min(cluster.bandwidth(one.tier, one.per_node) * one.share for one in inside)
     usual = cluster.bandwidth(tier, per_node)
     share = slowest / usual if usual else 1.0
-    if tier is collective_time.usual_inner_tier(cluster, per_node) and share == 1:
+    if tier is collective_ways.usual_inner_tier(cluster, per_node) and share == 1:
         return None, 1.0
     return tier, share
 
@@ -187,15 +187,15 @@ def has_kernel(tier: Tier, ranks: int, cluster: Cluster) -> bool:
 
 
 def group_of(place: Span, ranks: int) -> Group:
-    """A place as plan/collective_time.py takes it."""
+    """A place as plan/collective_ways.py takes it."""
     return Group(
         place.tier, ranks, place.per_node, place.nodes, place.share, place.exchange, place.inner, place.inner_share
     )
 
 
 def port_bandwidth(cluster: Cluster, place: Span, kind: str, ranks: int) -> float:
-    """Bytes/s per direction the busiest port gives one rank of a group (see collective_time.port_bandwidth)."""
-    return collective_time.port_bandwidth(cluster, group_of(place, ranks), kind)
+    """Bytes/s per direction the busiest port gives one rank of a group (see collective_ways.port_bandwidth)."""
+    return collective_ways.port_bandwidth(cluster, group_of(place, ranks), kind)
 
 
 def op_seconds(
@@ -206,7 +206,7 @@ def op_seconds(
     moved = wire(op.kind, op.S_bytes, op.size).sent
 
     def takes(implementation: str) -> Num:
-        found = collective_time.ways(op.kind, group, cluster, implementation)
+        found = collective_ways.ways(op.kind, group, cluster, implementation)
         return collective_time.call_seconds(found, moved, f"{op.role}.{implementation}", given)
 
     library = convention.all_reduce if op.kind == "all_reduce" else "nccl"
@@ -221,7 +221,7 @@ def op_seconds(
     # Bytes an engine saves (or that a caller leaves out) by other means than the algorithm, at the port's bandwidth.
     spared = usual - op.wire_sent_bytes
     if np.any(value_of(spared) != 0):
-        port = collective_time.port_bandwidth(cluster, group, op.kind, crossing=True)
+        port = collective_ways.port_bandwidth(cluster, group, op.kind, crossing=True)
         seconds = seconds - spared / given(f"bandwidth.{op.group}", port, "B/s", cluster.constants.label)
     if eager:
         floor = collective_time.floor_us(cluster, library, op.kind, group)

@@ -3,7 +3,7 @@
 What a step has to do is found here, for one stage and its busiest rank; how long that takes is one formula
 (plan/step_work.py) of named constants, the engine's calibration or the cluster's roofline. Each weight or KV byte is
 read once a step; parts add up, since they run one after the other. A collective takes the time of the fastest way its
-implementation has of doing it (plan/collective_time.py).
+implementation has of doing it (plan/collective_ways.py).
 """
 
 import re

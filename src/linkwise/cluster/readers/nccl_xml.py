@@ -16,6 +16,9 @@ FORMAT = "nccl_xml"
 NVSWITCH_CLASS = "0x068000"
 POWER9_BRIDGE_CLASS = "0x068001"
 MAX_LINKS = 1024
+Link = (
+    tuple[float | None, float | None] | None
+)  # of a PCI function to its parent, as `rates.pcie` has it; None = unsaid
 
 
 def recognises(text: str) -> bool:
@@ -75,7 +78,7 @@ class _Device:
     bus: str
     cpu: _Cpu
     switches: tuple[str, ...]
-    link: tuple[float | None, float | None] | None
+    link: Link
     number: int = -1
     upstream: str = ""
     id: str = ""
@@ -167,14 +170,8 @@ class _Walk:
         seen.add(kind)
 
     def switch(
-        self,
-        element: xml.Element,
-        bus: str,
-        cpu: _Cpu,
-        switches: tuple[str, ...],
-        fused: str,
-        link: tuple[float | None, float | None] | None,
-    ) -> None:
+        self, element: xml.Element, bus: str, cpu: _Cpu, switches: tuple[str, ...], fused: str, link: Link
+    ) -> None:  # fmt: skip
         identity = _broadcom(element)
         if identity and identity == fused:
             self.notes.append(f"PCI switch {bus} is part of {switches[0].removeprefix('pci:')}, as in NCCL (Broadcom)")
@@ -185,14 +182,7 @@ class _Walk:
         self.plug(name, switches[0] if switches else cpu.id, link)
         self.below(element, cpu, (name, *switches), identity)
 
-    def bare(
-        self,
-        element: xml.Element,
-        bus: str,
-        cpu: _Cpu,
-        switches: tuple[str, ...],
-        link: tuple[float | None, float | None] | None,
-    ) -> None:
+    def bare(self, element: xml.Element, bus: str, cpu: _Cpu, switches: tuple[str, ...], link: Link) -> None:
         """A PCI function without a record of what it is: by its class, if it has one."""
         kind = element.get("class")[:4].lower()
         if kind in ("0x03", "0x12"):
@@ -206,14 +196,7 @@ class _Walk:
             self.parts.append(Part(id=name, kind="pci", numa=cpu.numa, bus=bus, model=_ids(element)))
             self.plug(name, switches[0] if switches else cpu.id, link)
 
-    def nic(
-        self,
-        element: xml.Element,
-        bus: str,
-        cpu: _Cpu,
-        switches: tuple[str, ...],
-        link: tuple[float | None, float | None] | None,
-    ) -> None:
+    def nic(self, element: xml.Element, bus: str, cpu: _Cpu, switches: tuple[str, ...], link: Link) -> None:
         """The network interfaces of a card; several of one card share its PCI link."""
         nets = element.all("net")
         upstream = ""
@@ -225,7 +208,7 @@ class _Walk:
             number = self.whole(net, "dev", -1, -1, 4095)
             self.devices.append(_Device("nic", net, bus, cpu, switches, link, number, upstream))
 
-    def speed(self, element: xml.Element, bus: str) -> tuple[float | None, float | None] | None:
+    def speed(self, element: xml.Element, bus: str) -> Link:
         """A function's link to its parent; None when the file says nothing of it."""
         if "link_speed" not in element.attributes and "link_width" not in element.attributes:
             self.unstated.append(bus)
@@ -242,7 +225,7 @@ class _Walk:
         prefix = cpu.id.rpartition(".")[0]
         return f"{prefix}.{name}" if prefix else name
 
-    def plug(self, name: str, parent: str, link: tuple[float | None, float | None] | None) -> None:
+    def plug(self, name: str, parent: str, link: Link) -> None:
         spec, model = link or (None, None)
         self.wires.append(Wire(a=name, b=parent, kind="pcie", spec_Bps=spec, nccl_Bps=model))
 
