@@ -226,6 +226,7 @@ def worlds(draw):
         budget=draw(st.sampled_from([8, 32, 4096])), max_seqs=draw(st.integers(1, 8)), slots=draw(st.integers(1, 3)),
         lanes=draw(st.integers(1, 2)), block_tokens=block, kv_blocks=-(-130 // block) + 16 + draw(st.integers(0, 20)),
         reserve=draw(st.sampled_from([0.0, 0.5, 1.0])), verify=draw(st.integers(1, 3)), acceptance=0.5,
+        part_blocks=draw(st.booleans()),
     )  # fmt: skip
     hashes = None
     if draw(st.booleans()):

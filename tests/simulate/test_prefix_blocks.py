@@ -1,7 +1,8 @@
 """What of a prompt is found cached: whole blocks of the engine, as far as a trace says what its hashes cover.
 
 By hand, after vLLM's rule (v1/core/kv_cache_manager.py, get_computed_blocks): all tokens but one at most,
-in whole blocks.
+in whole blocks. TensorRT-LLM (batch_manager/kvCacheManager.cpp, addSequence and findMatchingBlock) takes what is shared
+of a block as well: all tokens but one at most.
 """
 
 from pathlib import Path
@@ -11,7 +12,12 @@ import pytest
 
 pytest.importorskip("numba")
 
+from msgspec.structs import replace
+
+from linkwise import api
 from linkwise.core.errors import InputError
+from linkwise.plan.types import Plan
+from linkwise.simulate.of_plan import rules_of
 from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.run import simulate
 from linkwise.simulate.tables import constant
@@ -27,8 +33,8 @@ def load(*prompts: tuple[int, list[int]]) -> Requests:
     )
 
 
-def cached(these: Requests, block: int = 16, blocks: int = 10_000) -> list[int]:
-    rules = Rules(budget=8192, max_seqs=8, block_tokens=block, kv_blocks=blocks)
+def cached(these: Requests, block: int = 16, blocks: int = 10_000, *, part: bool = False) -> list[int]:
+    rules = Rules(budget=8192, max_seqs=8, block_tokens=block, kv_blocks=blocks, part_blocks=part)
     found = simulate([Pool(rules, constant(0.01, tokens=8192))], these, Run())
     return found.requests["hit"].tolist()
 
@@ -50,9 +56,47 @@ def test_the_same_prompt_twice(tokens: int, block: int, found: int) -> None:
     assert cached(load((tokens, names), (tokens, names)), block) == [0, found]
 
 
+@pytest.mark.parametrize(("tokens", "found"), [(1400, 1399), (1536, 1535), (520, 519), (10, 9)])
+def test_the_same_prompt_twice_where_parts_of_blocks_are_copied(tokens: int, found: int) -> None:
+    names = list(range(-(-tokens // 512)))
+    for block in (16, 32):
+        assert cached(load((tokens, names), (tokens, names)), block, part=True) == [0, found]
+
+
+def test_prompts_that_part_inside_a_block() -> None:
+    # Hashes of 16 tokens, three of four the same: 48 tokens, of which a block of 32 is whole.
+    these = requests(60.0 * np.arange(2), np.array([64, 64]), np.array([4, 4]), [[1, 2, 3, 4], [1, 2, 3, 5]], 16)
+    assert cached(these, 32) == [0, 32]
+    assert cached(these, 32, part=True) == [0, 48]
+
+
+def test_a_copied_part_takes_room_of_its_own() -> None:
+    # Blocks of 16: 87 are shared, the one with the last 8 tokens and the answer's 4 is each request's. While the first
+    # runs, its 88 and one of the second's fit into 89, not into 88.
+    rules = Rules(budget=8192, max_seqs=8, kv_blocks=89, part_blocks=True)
+    these = requests(np.array([0.0, 0.02]), np.full(2, 1400), np.full(2, 4), [[1, 2, 3]] * 2, 512)
+    for blocks, waits in ((89, False), (88, True)):
+        pool = Pool(replace(rules, kv_blocks=blocks), constant(0.01, tokens=8192))
+        found = simulate([pool], these, Run()).requests
+        assert found["hit"].tolist() == [0, 1399]
+        assert (found["start"][1] >= found["end"][0]) == waits
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "parts"),
+    [("llama-3.1-8b", "trtllm", True), ("llama-3.1-8b", "vllm", False), ("qwen3.5-35b-a3b", "trtllm", False)],
+)
+def test_which_engines_copy_parts_of_blocks(model: str, engine: str, parts: bool) -> None:
+    # TensorRT-LLM: enable_partial_reuse defaults to true, and is switched off for stacks with recurrent states.
+    plan = api.plan(model, "4xh100-sxm", engine=engine, isl=1000, osl=100, rate="1/s", pareto=False)
+    assert isinstance(plan, Plan)
+    assert rules_of(plan)[0].part_blocks == parts
+
+
 def test_where_prompts_part_inside_a_hash_nothing_is_known_of_it() -> None:
     # The second goes on after the first's 1,400 tokens: its third hash is another one.
-    assert cached(load((1400, [1, 2, 3]), (2000, [1, 2, 4, 5]))) == [0, 1024]
+    these = load((1400, [1, 2, 3]), (2000, [1, 2, 4, 5]))
+    assert cached(these) == cached(these, part=True) == [0, 1024]
 
 
 def test_a_name_of_parts_of_different_lengths_is_no_common_text() -> None:

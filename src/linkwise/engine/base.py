@@ -125,12 +125,15 @@ class Batching(Frozen, frozen=True, kw_only=True):
         rows wait for). cuts_prompts: False = a prompt waits for a step with room for all of it.
     reserve: share of the answer a request's KV is taken for when it is admitted.
     ahead: a step is put together while the one before it runs, so who comes meanwhile is in the step after.
+    part_blocks: a prompt that shares the beginning of a block takes these tokens over in a copy, so that all it shares
+        is found cached, not its whole blocks alone.
     """
 
     policy: Literal["mixed", "prefill-first"] = "mixed"
     cuts_prompts: bool = True
     reserve: float = 0.0
     ahead: bool = False
+    part_blocks: bool = False
 
 
 class Convention(Frozen, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 free + used by requests + blocks of hashes in use + blocks of hashes kept = blocks of the lane
 
 A hash of a trace covers many tokens, the engine's blocks are small: of a prompt's last hash, which covers what is left
-of it, the whole blocks are shared. Where prompts part inside a hash, nothing is known of that hash's tokens.
+of it, the whole blocks are shared. An engine that copies what is shared of a block (part_blocks) does not compute that
+part again; the copy is the request's own. Where prompts part inside a hash, nothing is known of that hash's tokens.
 """
 
 import linkwise.simulate.arrays as a
@@ -81,14 +82,16 @@ def covered(w: Record, lane: int, r: int, count: int) -> int:
 
 @compiled
 def match(w: Record, lane: int, r: int) -> int:
-    """Tokens of a request's prompt that the lane has cached: the longest run from its start, in whole blocks; at least
-    one token is left to compute."""
+    """Tokens of a request's prompt that the lane has cached: the longest run from its start, in whole blocks unless the
+    engine copies parts of them; at least one token is left to compute."""
     first, most = a.first_hash(w)[r], shared(w, lane, r)
     count = 0
     while count < most and a.refs(w)[lane, a.hashes(w)[first + count]] >= 0:
         count += 1
-    block = a.pool(w)[a.replica(w)[a.lane(w)[lane].replica].pool].block
-    return int(min(covered(w, lane, r, count), a.request(w)[r].target - 1) // block * block)
+    pool, one = a.pool(w)[a.replica(w)[a.lane(w)[lane].replica].pool], a.request(w)[r]
+    if pool.part_blocks:
+        return int(min(count * w.hash_tokens, one.input, one.target - 1))
+    return int(min(covered(w, lane, r, count), one.target - 1) // pool.block * pool.block)
 
 
 @compiled

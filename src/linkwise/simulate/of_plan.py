@@ -50,6 +50,7 @@ def rules_for(what: Served) -> tuple[Rules, tuple[str, ...]]:
         budget=min(resolved.max_batched_tokens, MOST_TOKENS),
         max_seqs=resolved.max_seqs, slots=in_flight(layout, what.options), lanes=layout.dp_attn,
         block_tokens=resolved.block_tokens, kv_blocks=blocks, verify=verify,
+        part_blocks=batching.part_blocks and not any(x.mixer in {"linear", "mamba"} for x in what.model.layers),
         acceptance=what.options.mtp_acceptance if verify > 1 else 1.0, front_s=c.request_us * US,
         front_each_s=c.request_each_us * US, front_prompt_s=c.request_token_us * US,
     ), tuple(notes)  # fmt: skip

@@ -20,7 +20,8 @@ class Rules(Frozen, frozen=True, kw_only=True):
     budget: most tokens of a step on a lane. chunked: whether a prompt may be cut to what is left of it.
     max_seqs: most requests of a lane. slots: batches in flight (pipeline microbatches). lanes: attention replicas.
     kv_blocks: of `block_tokens` tokens each, on a lane. reserve: share of the answer a request's blocks are taken for
-    when it is admitted. prefix_cache: whether prompts' blocks are shared and kept.
+    when it is admitted. prefix_cache: whether prompts' blocks are shared and kept; part_blocks: whether tokens of a
+    block that is shared in part are found cached, in a copy.
     verify: tokens a row brings to a step (1, and drafted ones); acceptance: chance that a drafted one is kept.
     poll: steps of rows between two looks at the queue. hold: with several lanes, prompts start when every lane has one,
     or a lane has no rows, or in every hold-th step; 0 = at once. gather: most steps that prompts wait, while rows
@@ -40,6 +41,7 @@ class Rules(Frozen, frozen=True, kw_only=True):
     kv_blocks: int = 1 << 30
     reserve: float = 0.0
     prefix_cache: bool = True
+    part_blocks: bool = False
     verify: int = 1
     acceptance: float = 1.0
     poll: int = 1

@@ -100,7 +100,7 @@ def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
         ):  # fmt: skip
             row[field] = getattr(rules, field)
         row["front"] = max(rules.front_s, rules.front_each_s, rules.front_prompt_s) > 0
-        row["chunked"], row["accept"] = rules.chunked, rules.acceptance
+        row["chunked"], row["accept"], row["part_blocks"] = rules.chunked, rules.acceptance, rules.part_blocks
         row["block"], row["blocks"] = rules.block_tokens, rules.kv_blocks
         cached = hash_tokens if rules.prefix_cache and role != "decode" else 0
         row["hash_blocks"] = -(-cached // rules.block_tokens)
