@@ -134,17 +134,28 @@ def roofline_predictions(what: Collection) -> Floats:
     return found
 
 
+def whole_fit(what: Collection) -> tuple[Fitted, list[Group]]:
+    """The constants of all rows, and the rows' steps in the order of events they give."""
+    space = pooled(sorted({case.served.engine.name for case in what.cases}), SINCE)
+    whole = fit(what.all, space, doubt=what.doubt)
+    return whole, grouped(simulated(what.all, space, whole.at), space)
+
+
+def without(what: Collection, whole: Fitted, groups: Sequence[Group], out: npt.NDArray[np.bool_]) -> Floats:
+    """The parameters that all rows but those give, the order of events as all have it. out: of everyone."""
+    rest = np.where(np.concatenate((out, out)), np.nan, what.all_truth)
+    return descend(groups, rest, whole.space, whole.at, doubt=what.doubt)[0]
+
+
 def left_out(
     what: Collection, whole: Fitted, groups: Sequence[Group], by: str, parts: Sequence[Sequence[str]]
 ) -> Floats:  # fmt: skip
-    """Predictions of mixed rows of each part by constants fitted to all other rows, the order of events as all rows
-    have it. by: "model" or "gpu"."""
+    """Predictions of mixed rows of each part by constants fitted to all other rows. by: "model" or "gpu"."""
     n, total = what.number, len(what.all)
     found = np.full(2 * n, np.nan)
     for part in parts:
         out = np.isin(what.all_by[by], part)
-        rest = np.where(np.concatenate((out, out)), np.nan, what.all_truth)
-        at, _ = descend(groups, rest, whole.space, whole.at, doubt=what.doubt)
+        at = without(what, whole, groups, out)
         mine = np.concatenate((out[:n], out[:n]))
         found[mine] = what.mixed(predicted(groups, whole.space, at, total))[mine]
         tpot, ttft = (figures(found[k : k + n][out[:n]], what.truth[k : k + n][out[:n]]) for k in (0, n))
@@ -188,10 +199,8 @@ def main() -> None:
               f"            {figures(plain[n:], what.truth[n:])}")  # fmt: skip
         if options.quick:
             return
-    space = pooled(sorted({case.served.engine.name for case in what.cases}), SINCE)
-    whole = fit(what.all, space, doubt=what.doubt)
-    groups = grouped(simulated(what.all, space, whole.at), space)
-    of_all = predicted(groups, space, whole.at, len(what.all))
+    whole, groups = whole_fit(what)
+    of_all = predicted(groups, whole.space, whole.at, len(what.all))
     inside, beside = what.mixed(of_all), of_all[n : len(what.all)]
     print(f"\nfitted: {figures(inside[:n], what.truth[:n])}     {figures(inside[n:], what.truth[n:])}")
     print(f"steps of as many rows as disaggregated ones had: {figures(beside, what.all_truth[n : len(what.all)])}")
