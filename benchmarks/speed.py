@@ -39,6 +39,12 @@ def measure(words: list[str]) -> tuple[float, int]:
     return elapsed, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def median_s(words: list[str], runs: int = RUNS) -> float:
+    """Wall seconds of a command, median of so many runs behind one that compiles bytecode."""
+    measure(words)
+    return statistics.median(measure(words)[0] for _ in range(runs))
+
+
 def main() -> int:
     missed = 0
     with tempfile.TemporaryDirectory() as cache:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linkwise.cli_base import print_blocks, print_json
+from linkwise.cli_words import Json
 from linkwise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def calibrate(
     all_: Annotated[
         bool, typer.Option("--all", help="every row left out, and constants that hardly moved", rich_help_panel=_OUT)
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=_OUT)
-    ] = False,
+    json: Json = False,
 ) -> int:  # fmt: skip
     """Fit an engine's step to your own results.
 

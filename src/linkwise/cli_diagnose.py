@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linkwise.cli_base import print_blocks, print_json
+from linkwise.cli_words import Json
 
 if TYPE_CHECKING:
     from linkwise.diagnose.watch import Change, Watch
@@ -28,9 +29,7 @@ def diagnose(
     all_: Annotated[
         bool, typer.Option("--all", help="every rank and every line of evidence", rich_help_panel="Output")
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
-    ] = False,
+    json: Json = False,
 ) -> int:
     """Whose fault was it? Dumps, traces, logs and counters of all ranks, in one answer."""
     from linkwise.api_diagnose import diagnose as judge

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from linkwise import cli_base
-from linkwise.cli_words import unused
+from linkwise.cli_words import Json, unused
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 from linkwise.core.units import parse_time
@@ -32,9 +32,6 @@ PlanFile = Annotated[str, typer.Option("--plan", help="plan file: its groups, it
 Ranks = Annotated[int | None, typer.Option("--ranks", help="ranks to start here; torchrun and srun say it themselves")]
 Timeout = Annotated[str, typer.Option(help="a rank that does not come back is named within this", metavar="TIME")]
 Backend = Annotated[str, typer.Option(help="nccl or gloo; left out: nccl where there are GPUs")]
-Json = Annotated[
-    bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
-]
 
 
 def measure(

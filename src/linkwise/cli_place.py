@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from linkwise import cli_base, streams
-from linkwise.cli_words import unused
+from linkwise.cli_words import Json, unused
 
 
 def place(
@@ -31,9 +31,7 @@ def place(
         str, typer.Option(help="with --as: names of the nodes, in order", metavar="A,B,...", rich_help_panel="Output")
     ] = "",
     ranks: Annotated[bool, typer.Option("--ranks", help="every rank's place", rich_help_panel="Output")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
-    ] = False,
+    json: Json = False,
 ) -> int:
     """Which device takes which rank, for the least communication time? Exit code 1: no layout is feasible."""
     from linkwise import api_place

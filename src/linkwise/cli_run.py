@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from linkwise import cli_base, streams
+from linkwise.cli_words import Json
 from linkwise.core.errors import InputError, LinkwiseError
 from linkwise.core.layout import parse_layout
 from linkwise.core.units import parse_time
@@ -82,9 +83,7 @@ def run(
         bool, typer.Option("--strict-map", help="ranks that are not where the plan puts them do not run")
     ] = False,
     *,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel=_OUTPUT)
-    ] = False,
+    json: Json = False,
 ) -> int:  # fmt: skip
     """Run a prompt through the ranks of a plan, on this machine or where torchrun or srun started them."""
     from linkwise.dist.launch import from_environment

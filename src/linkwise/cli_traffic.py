@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from linkwise.cli_base import kept, print_blocks, print_json
+from linkwise.cli_words import Json
 from linkwise.core.errors import InputError
 from linkwise.core.files import write_bytes
 
@@ -30,9 +31,7 @@ def traffic(
     svg: Annotated[
         Path | None, typer.Option("--svg", help="write the picture to a file", rich_help_panel="Output")
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
-    ] = False,
+    json: Json = False,
 ) -> int:
     """What does each link carry in a step, and which one is busy longest?"""
     from linkwise import api

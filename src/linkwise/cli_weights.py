@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from linkwise import cli_base
+from linkwise.cli_words import Json
 from linkwise.core.dtypes import canonical
 from linkwise.core.errors import InputError
 from linkwise.core.units import show_bytes
@@ -18,9 +19,7 @@ def weights(
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
     *,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the value as JSON, and nothing else", rich_help_panel="Output")
-    ] = False,
+    json: Json = False,
 ) -> int:
     """A safetensors folder out of a GGUF file: weights, config, tokenizer and chat template, for `run` and `serve`."""
     try:

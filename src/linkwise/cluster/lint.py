@@ -140,6 +140,17 @@ def _nearest(machine: Machine) -> dict[str, tuple[PathClass, tuple[str, ...]]]:
     return nearest
 
 
+def _ways_out(machine: Machine, gpus: list[str]) -> str:
+    """The file's words for each GPU and the nearest of its NICs."""
+    nearest = _nearest(machine)
+    return _said([f"{gpu} {nearest[gpu][1][0]} {_word(machine, gpu, nearest[gpu][1][0])}" for gpu in gpus])
+
+
+def _own_memory(machine: Machine) -> bool:
+    """Whether a GPU's memory is a NUMA node of its own (Grace): nvidia-smi calls every path SYS there."""
+    return any("own memory is a NUMA node" in note for note in machine.notes)
+
+
 def _shared_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
     users: dict[tuple[str, ...], list[str]] = {}
     for gpu, (best, nics) in _nearest(machine).items():
@@ -150,7 +161,7 @@ def _shared_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
             yield Finding(
                 rule="shared-nic",
                 what=f"{_ids(gpus)} have {len(nics)} NIC{'s' * (len(nics) > 1)} between them: {', '.join(nics)}",
-                evidence=_said([f"{gpu} {nics[0]} {_word(machine, gpu, nics[0])}" for gpu in gpus]),
+                evidence=_ways_out(machine, gpus),
                 consequence=f"each gets {len(nics)}/{len(gpus)} of a NIC when all send (KV handoff, expert traffic)",
                 remedy="place one sending rank per NIC, or count the NIC's bandwidth once for all of them",
             )
@@ -158,17 +169,14 @@ def _shared_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
 
 def _far_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
     far = [gpu for gpu, (best, _) in _nearest(machine).items() if best is PathClass.SYS]
-    nearest = _nearest(machine)
     if far:
-        own_memory = any("own memory is a NUMA node" in note for note in machine.notes)
         yield Finding(
             rule="nic-other-socket",
             what=f"every NIC is on another socket than {_ids(far)}",
-            evidence=_said([f"{gpu} {nearest[gpu][1][0]} {_word(machine, gpu, nearest[gpu][1][0])}" for gpu in far]),
+            evidence=_ways_out(machine, far),
             consequence="all its network traffic crosses the socket interconnect, and GPUDirect RDMA is off by default",
             remedy="use a NIC of their own socket if there is one; else keep pp and KV handoff off these GPUs",
-            # nvidia-smi calls everything SYS where the GPU's memory is a NUMA node of its own (Grace).
-            sure=not own_memory,
+            sure=not _own_memory(machine),
         )
 
 
@@ -185,17 +193,15 @@ def _no_gpudirect(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
             remedy="load nvidia-peermem (or use DMA-BUF), and check that IOMMU and ACS do not forbid peer traffic",
         )
         return
-    nearest = _nearest(machine)
-    far = [gpu for gpu, (best, _) in nearest.items() if best not in _DIRECT]
+    far = [gpu for gpu, (best, _) in _nearest(machine).items() if best not in _DIRECT]
     if far:
-        own_memory = any("own memory is a NUMA node" in note for note in machine.notes)
         yield Finding(
             rule="no-gpudirect",
             what=f"no NIC shares a PCIe switch with {_ids(far)}",
-            evidence=_said([f"{gpu} {nearest[gpu][1][0]} {_word(machine, gpu, nearest[gpu][1][0])}" for gpu in far]),
+            evidence=_ways_out(machine, far),
             consequence="NCCL does not use GPUDirect RDMA beyond PXB by default: traffic goes through host memory",
             remedy="measure with NCCL_NET_GDR_LEVEL=SYS against the default; a NIC under the GPU's switch is the cure",
-            sure=not own_memory,
+            sure=not _own_memory(machine),
         )
 
 
