@@ -306,3 +306,61 @@ def test_what_would_take_unbounded_time_is_refused_early(tmp_path: Path, content
     with pytest.raises(InputError, match=message):
         headers.read_header(path)
     assert time.monotonic() - start < 5
+
+
+PHI: dict[str, Any] = {
+    "model_type": "phi3",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": None,
+    "max_position_embeddings": 128,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
+def fused(qkv_rows: int = 64) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The weights of PHI in FP8: query (32), key and value (16 each) are one tensor, gate and up (48 each) another."""
+    layer = "model.layers.0."
+    result: dict[str, tuple[str, tuple[int, ...]]] = {
+        "model.embed_tokens.weight": ("BF16", (64, 32)),
+        "lm_head.weight": ("BF16", (64, 32)),
+        "model.norm.weight": ("BF16", (32,)),
+        f"{layer}input_layernorm.weight": ("BF16", (32,)),
+        f"{layer}post_attention_layernorm.weight": ("BF16", (32,)),
+    }
+    for name, rows, columns in (
+        ("self_attn.qkv_proj", qkv_rows, 32),
+        ("self_attn.o_proj", 32, 32),
+        ("mlp.gate_up_proj", 96, 32),
+        ("mlp.down_proj", 32, 48),
+    ):
+        result[f"{layer}{name}.weight"] = ("F8_E4M3", (rows, columns))
+        result[f"{layer}{name}.weight_scale_inv"] = ("F32", (1, 1))
+    return result
+
+
+def _phi(folder: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> Path:
+    (folder / "config.json").write_text(json.dumps(PHI))
+    write(folder / "model.safetensors", tensors)
+    return folder
+
+
+def test_weights_of_one_stored_tensor_share_its_bytes(tmp_path: Path) -> None:
+    model = load(str(_phi(tmp_path, fused())))
+    assert not model.notes
+    by_role = {t.role: t for t in model.tensors}
+    assert [by_role[f"attn.{part}"].bytes for part in "qkv"] == [32 * 32, 16 * 32, 16 * 32]
+    assert [by_role[f"mlp.{part}"].bytes for part in ("gate", "up")] == [48 * 32, 48 * 32]
+    # The one scale of four bytes is divided with the rows and adds up to itself.
+    assert sum(by_role[f"attn.{part}"].scale_bytes for part in "qkv") == 4
+    assert model.weight_bytes == 2 * (2 * 64 * 32 + 3 * 32) + (64 + 32 + 96) * 32 + 32 * 48 + 4 * 4
+
+
+def test_a_fused_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="qkv_proj"):
+        load(str(_phi(tmp_path, fused(qkv_rows=80))))

@@ -40,6 +40,8 @@ HARMLESS = frozenset(
         "moe_router_activation_func", "moe_shared_expert_overlap", "router_jitter_noise", "residual_in_fp32",
         "rescale_prenorm_residual", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min",
         "hc_eps", "hc_sinkhorn_iters", "compress_rope_theta", "swa_rope_theta", "indexer_rope_interleave",
+        "query_pre_attn_scalar", "logit_scale", "attn_scale", "floor_scale", "attn_temperature_tuning",
+        "input_jitter_noise", "original_max_position_embeddings", "cache_implementation",
         "rope_mode", "use_mrope", "initializer_factor", "embedding_dropout", "rope_local_base_freq",
         # Vision: how images become tokens, not what the tower is made of.
         "default_output_length", "image_grid_pinpoints", "image_seq_length", "video_seq_length", "image_placeholder",
@@ -72,6 +74,7 @@ class Fields:
         self._values, self._where = values, where
         self._read: set[str] = set()
         self._parts: dict[str, Fields] = {}
+        self.assumed: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
@@ -83,6 +86,14 @@ class Fields:
     @property
     def where(self) -> str:
         return self._where
+
+    def assume(self, values: dict[str, Any], source: str) -> None:
+        """Fill in what a family's released configs leave to its config class; `assumed` says what was."""
+        missing = {name: value for name, value in values.items() if name not in self}
+        if missing:
+            self._values = {**self._values, **missing}
+            words = ", ".join(f"{name} {value}" for name, value in missing.items())
+            self.assumed.append(f"left to {source} by the config: {words}")
 
     def raw(self, name: str, default: Any = _MISSING) -> Any:
         """The value as it stands; null counts as absent. Raises NotUnderstood when required and missing."""

@@ -7,7 +7,7 @@ the data. Everything is checked against the file's size: a header can claim anyt
 import os
 import re
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -238,13 +238,16 @@ def _fused(name: str) -> tuple[str, int]:
     return name.replace("experts.*.", "experts."), 1
 
 
-def _check_shapes(tensor: Tensor, found: Stored, share: int, where: str) -> None:
-    """Refuse a checkpoint whose shapes are not the config's: as many elements in other places are another model."""
+def _check_shapes(tensor: Tensor, found: Stored, height: int, fused: bool, where: str) -> None:
+    """Refuse a checkpoint whose shapes are not the config's: as many elements in other places are another model.
+
+    height: outputs of the stored tensor, of which this weight's may be a part. fused: all experts are in one tensor.
+    """
     for shape, bits in found.shapes:
         inner = shape
-        if share or (tensor.is_expert and len(shape) > len(tensor.shape) and shape[0] == tensor.count):
+        if fused or (tensor.is_expert and len(shape) > len(tensor.shape) and shape[0] == tensor.count):
             inner = shape[1:]
-        rows = (max(share, 1) * tensor.shape[0], *tensor.shape[1:]) if tensor.shape else ()
+        rows = (height, *tensor.shape[1:]) if tensor.shape else ()
         forms = [rows]
         if inner is not shape and len(rows) == 2:
             forms.append(rows[::-1])  # all experts in one tensor: gpt-oss and Llama 4 keep inputs first
@@ -276,8 +279,13 @@ def _say(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
+def _slice(size: int, begin: int, rows: int, height: int) -> int:
+    """Bytes of outputs begin..begin+rows-1 of a tensor of so many; the slices add up to the whole."""
+    return size * (begin + rows) // height - size * begin // height if height else size
+
+
 def exact(tensors: tuple[Tensor, ...], stored: dict[str, Stored], where: str) -> tuple[tuple[Tensor, ...], list[str]]:
-    """The tensors with the checkpoint's own bytes, and notes.
+    """The tensors with the checkpoint's own bytes, and notes. Weights of one name are slices of one stored tensor.
 
     Weights of MTP layers the checkpoint lacks are dropped. What it holds beyond the config's weights is kept under the
     role `vision` or `other`, so that the sum is the files'. Raises InputError where config and checkpoint disagree.
@@ -285,30 +293,36 @@ def exact(tensors: tuple[Tensor, ...], stored: dict[str, Stored], where: str) ->
     left = dict(stored)
     result: list[Tensor] = []
     missing: list[Tensor] = []
+    heights: Counter[str] = Counter()  # outputs of all weights of one name
+    taken: Counter[str] = Counter()  # outputs of a stored tensor that earlier weights had
     for tensor in tensors:
-        name, share, fused = tensor.name, 1, False
+        heights[tensor.name] += tensor.shape[0] if tensor.shape else 0
+    for tensor in tensors:
+        name, height, fused = tensor.name, heights[tensor.name], False
         if name not in stored and tensor.is_expert:
             (name, share), fused = _fused(tensor.name), True
+            height *= share
         found = stored.get(name)
         if found is None or not found.bytes:
             missing.append(tensor)
             continue
         left.pop(name, None)
-        if found.dtype and found.elements != tensor.parameters * share:
+        rows = tensor.shape[0] if tensor.shape else 0
+        own = found.elements * rows // height if height else found.elements
+        if found.dtype and own != tensor.parameters:
             raise InputError(
-                f"{tensor.name} has {found.elements // share} elements in the checkpoint and {tensor.parameters}"
-                " by the config",
-                where=where,
+                f"{tensor.name} has {own} elements in the checkpoint and {tensor.parameters} by the config", where=where
             )
-        _check_shapes(tensor, found, share if fused else 0, where)
+        _check_shapes(tensor, found, height, fused, where)
         result.append(
             msgspec.structs.replace(
                 tensor,
                 dtype=found.dtype or tensor.dtype,
-                bytes=found.bytes // share,
-                scale_bytes=found.scale_bytes // share,
+                bytes=_slice(found.bytes, taken[name], rows, height),
+                scale_bytes=_slice(found.scale_bytes, taken[name], rows, height),
             )
         )
+        taken[name] += rows
     notes = []
     mtp = [t for t in missing if t.role.startswith("mtp.")]
     lacking = [t for t in missing if not t.role.startswith("mtp.")]

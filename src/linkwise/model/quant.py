@@ -42,9 +42,13 @@ class Scheme(Frozen, frozen=True, kw_only=True):
         """Bytes of the elements of one [rows, columns] weight."""
         return rows * (-(-columns * dtypes.BITS[self.dtype] // self.granule)) * self.granule // 8
 
+    def fixed_bytes(self, columns: int) -> int:
+        """The part of `scale_bytes` that does not grow with the rows."""
+        return 4 * self.scalars + self.index_bytes * columns + self.tensor_bytes
+
     def scale_bytes(self, rows: int, columns: int) -> int:
         """Bytes of scales, zero points and indices of one [rows, columns] weight."""
-        total = 4 * self.scalars + self.index_bytes * columns + self.tensor_bytes
+        total = self.fixed_bytes(columns)
         high, wide = self.block
         if high:
             blocks = -(-rows // high) * (-(-columns // wide) if wide else 1)
@@ -153,14 +157,15 @@ def is_linear(tensor: Tensor) -> bool:
     return len(tensor.shape) == 2 and _NOT_LINEAR.isdisjoint(tensor.role.split("."))
 
 
-def store(tensor: Tensor, scheme: Scheme) -> Tensor:
-    """The tensor in another format."""
+def store(tensor: Tensor, scheme: Scheme, *, more: bool = False) -> Tensor:
+    """The tensor in another format. more: a further slice of a stored tensor, whose fixed parts the first has."""
     rows, columns = tensor.shape
+    scales = scheme.scale_bytes(rows, columns) - (scheme.fixed_bytes(columns) if more else 0)
     return msgspec.structs.replace(
         tensor,
         dtype=scheme.dtype,
         bytes=tensor.count * scheme.element_bytes(rows, columns),
-        scale_bytes=tensor.count * scheme.scale_bytes(rows, columns),
+        scale_bytes=tensor.count * scales,
     )
 
 
@@ -170,9 +175,11 @@ def apply(
     """The tensors as the checkpoint stores them."""
     prescribed = {role: NAMED[name] if name else None for role, name in (role_schemes or {}).items()}
     result = []
+    seen: set[str] = set()
     for tensor in tensors:
         scheme = quantization.scheme(tensor, prescribed)
-        result.append(tensor if scheme is None else store(tensor, scheme))
+        result.append(tensor if scheme is None else store(tensor, scheme, more=tensor.name in seen))
+        seen.add(tensor.name)
     return tuple(result)
 
 

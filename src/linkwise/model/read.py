@@ -93,6 +93,7 @@ def from_config(
         fields = Fields(_text_section(config, source), f"{source}: text_config")
     family = fields.text("model_type", kind)
     draft = families.reader(family, where=source)(fields)
+    draft.notes.extend(fields.assumed)
     max_len = draft.max_len or fields.integer("max_position_embeddings", default=0)
     if not max_len:
         draft.notes.append("the config names no maximum length")

@@ -24,7 +24,8 @@ class Split(StrEnum):
 class Tensor(Frozen, frozen=True, kw_only=True):
     """One weight of the checkpoint, or `count` equal ones (the experts of a layer, fused).
 
-    name: checkpoint name without the `.weight` suffix; experts are written `...experts.*.gate_proj`.
+    name: checkpoint name without the `.weight` suffix; experts are written `...experts.*.gate_proj`. Weights of one
+        name are slices of one stored tensor, by outputs (qkv_proj, gate_up_proj).
     role: dotted, from general to special. First words: embed, head, norm, attn, linear, mamba, mlp, moe, mtp, vision.
         Under moe: moe.router, moe.experts.{gate,up,down}, moe.shared.{gate,up,down}, moe.latent. MTP layers repeat the
         roles below mtp (mtp.attn.q, mtp.moe.experts.up).

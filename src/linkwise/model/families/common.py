@@ -23,6 +23,8 @@ MAX_EXPERTS = 100_000
 # Names of a feed-forward block's gate, up and down projections: the usual ones, and Mixtral's.
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 W1_W3_W2 = ("w1", "w3", "w2")
+# Names of an attention's projections.
+QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Site(NamedTuple):

@@ -2,12 +2,12 @@
 
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common
-from linkwise.model.families.llama import windows
+from linkwise.model.families.dense import windows
 from linkwise.model.families.parts import Experts, Gqa, decoder, norms
 
 
 def read(fields: Fields) -> Draft:
-    draft, hidden, count = common.start(fields)
+    draft, hidden, _ = common.start(fields)
     bias = fields.flag("attention_bias", default=True)
     attention = Gqa(hidden, *common.attention_heads(fields, hidden), bias=bias, out_bias=bias, sinks="sinks")
     # The checkpoint fuses gate and up of all experts into one tensor; the bytes are the same.
@@ -23,8 +23,5 @@ def read(fields: Fields) -> Draft:
     )
     fields.ignore("initial_context_length", "swiglu_limit", "experts_per_token")
     fields.integer("sliding_window", least=1, most=10**9)  # required: the family has no other form
-    kinds = windows(fields, count)
-    if "layer_types" not in fields:
-        # The family's default: sliding and full in turn, sliding first.
-        kinds = [window if index % 2 == 0 else None for index, window in enumerate(kinds)]
-    return decoder(draft, [(*norms(hidden), attention.within(window), experts) for window in kinds])
+    # Sliding and full in turn, sliding first.
+    return decoder(draft, [(*norms(hidden), attention.within(window), experts) for window in windows(fields, every=2)])

@@ -2,12 +2,12 @@
 
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common
-from linkwise.model.families.llama import windows
+from linkwise.model.families.dense import windows
 from linkwise.model.families.parts import Experts, Gqa, decoder, norms
 
 
 def read(fields: Fields) -> Draft:
-    draft, hidden, count = common.start(fields)
+    draft, hidden, _ = common.start(fields)
     attention = Gqa(hidden, *common.attention_heads(fields, hidden, derived_width=True))
     experts = Experts(
         hidden,
@@ -16,5 +16,5 @@ def read(fields: Fields) -> Draft:
         name="block_sparse_moe",
         names=common.W1_W3_W2,
     )
-    layers = [(*norms(hidden), attention.within(window), experts) for window in windows(fields, count)]
+    layers = [(*norms(hidden), attention.within(window), experts) for window in windows(fields)]
     return decoder(draft, layers)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common
-from linkwise.model.families.common import GATE_UP_DOWN, Site
+from linkwise.model.families.common import GATE_UP_DOWN, QKVO, Site
 from linkwise.model.types import Layer, Moe, Split
 
 
@@ -72,9 +72,10 @@ class Vector(Part):
     _: KW_ONLY
     split: Split = Split.NONE
     units: int = 0
+    bias: bool = False  # a LayerNorm's second vector
 
     def write(self, site: Site) -> None:
-        site.vector(self.child, self.role, self.size, split=self.split, units=self.units)
+        site.vector(self.child, self.role, self.size, split=self.split, units=self.units, bias=self.bias)
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,11 @@ class Linear(Part):
         site.linear(self.child, self.role, self.outputs, self.inputs, self.split, units=self.units)
 
 
-def norms(hidden: int, *names: str) -> tuple[Part, ...]:
+def norms(hidden: int, *names: str, bias: bool = False) -> tuple[Part, ...]:
     """The hidden-sized norms of a layer; their roles follow their order: norm.input, norm.post_attn, then the name."""
     names = names or ("input_layernorm", "post_attention_layernorm")
     roles = ("norm.input", "norm.post_attn", *(f"norm.{name}" for name in names[2:]))
-    return tuple(Vector(name, role, hidden) for name, role in zip(names, roles, strict=False))
+    return tuple(Vector(name, role, hidden, bias=bias) for name, role in zip(names, roles, strict=False))
 
 
 def mtp_inputs(hidden: int, projection: str = "eh_proj", *names: str) -> tuple[Part, ...]:
@@ -109,7 +110,8 @@ def mtp_inputs(hidden: int, projection: str = "eh_proj", *names: str) -> tuple[P
 class Gqa(Part):
     """Grouped-query attention: q, k, v, o and what belongs to them, the keys and values it keeps.
 
-    qk_norm: "head" (one vector of head_dim shared by heads) or "full" (one element per feature of all heads).
+    qk_norm: "head" (one vector of head_dim shared by heads), "full" (one element per feature of all heads) or "each" (a
+    vector of head_dim for each head).
     gated: the query projection also makes an output gate, twice as wide. sinks: one learned logit per head, by name.
     window: bounds what it attends and what it keeps; `bounded` names such a mixer.
     Shapes: q [heads·head_dim, hidden], k [kv_heads·head_dim, hidden], v [kv_heads·v_dim, hidden],
@@ -130,6 +132,7 @@ class Gqa(Part):
     window: int | None = None
     bounded: str = "sliding"
     name: str = "self_attn"
+    names: tuple[str, str, str, str] = QKVO  # equal ones are slices of one stored tensor
 
     def within(self, window: int | None) -> "Gqa":
         """The same attention under a window, None for none."""
@@ -141,17 +144,22 @@ class Gqa(Part):
         keys, values = kv_heads * self.head_dim, kv_heads * (self.v_dim or self.head_dim)
         queries = heads * self.head_dim
         outputs = queries * 2 if self.gated else queries
-        site.linear("q_proj", "attn.q", outputs, hidden, Split.COLUMN, units=heads, bias=self.bias)
-        site.linear("k_proj", "attn.k", keys, hidden, Split.KV, units=kv_heads, bias=self.bias)
-        site.linear("v_proj", "attn.v", values, hidden, Split.KV, units=kv_heads, bias=self.bias)
+        q, k, v, o = self.names
+        site.linear(q, "attn.q", outputs, hidden, Split.COLUMN, units=heads, bias=self.bias)
+        site.linear(k, "attn.k", keys, hidden, Split.KV, units=kv_heads, bias=self.bias)
+        site.linear(v, "attn.v", values, hidden, Split.KV, units=kv_heads, bias=self.bias)
         inner = heads * (self.v_dim or self.head_dim)
-        site.linear("o_proj", "attn.o", hidden, inner, Split.ROW, units=heads, bias=self.out_bias)
+        site.linear(o, "attn.o", hidden, inner, Split.ROW, units=heads, bias=self.out_bias)
         if self.qk_norm == "head":
             site.vector("q_norm", "attn.q_norm", self.head_dim)
             site.vector("k_norm", "attn.k_norm", self.head_dim)
         elif self.qk_norm == "full":
             site.vector("q_norm", "attn.q_norm", queries, split=Split.COLUMN, units=heads)
             site.vector("k_norm", "attn.k_norm", keys, split=Split.KV, units=kv_heads)
+        elif self.qk_norm == "each":
+            for child, split, units in (("q_norm", Split.COLUMN, heads), ("k_norm", Split.KV, kv_heads)):
+                name, role = f"{site.name}.{child}", f"{site.under}attn.{child}"
+                site.draft.add(name, role, units, self.head_dim, layer=site.layer, split=split, units=units)
         if self.sinks:
             site.vector(self.sinks, "attn.sinks", heads, split=Split.COLUMN, units=heads)
 
@@ -242,9 +250,17 @@ class Dense(Part):
     bias: bool = False
     gated: bool = True
     name: str = "mlp"
+    names: tuple[str, str, str] = GATE_UP_DOWN  # equal ones are slices of one stored tensor
 
     def write(self, site: Site) -> None:
-        common.mlp(site.at(self.name), hidden=self.hidden, inner=self.inner, gated=self.gated, bias=self.bias)
+        common.mlp(
+            site.at(self.name),
+            hidden=self.hidden,
+            inner=self.inner,
+            gated=self.gated,
+            bias=self.bias,
+            names=self.names,
+        )
 
     def facts(self, layer: Layer) -> Layer:
         return replace(layer, ffn="dense")

@@ -2,7 +2,7 @@
 
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
-from linkwise.model.families.llama import QWEN_FULL_LAYERS, qwen_window
+from linkwise.model.families.dense import QWEN_FULL_LAYERS, qwen_window
 from linkwise.model.families.parts import Dense, Experts, Gqa, decoder, norms
 
 

@@ -69,6 +69,13 @@ def exactly(fields: Fields, name: str, *allowed: object, default: object = None)
         )
 
 
+def scaled(fields: Fields) -> None:
+    """Granite's and Falcon-H1's factors on embeddings, attention, residuals and logits: no weight, no cache."""
+    fields.ignore("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    fields.ignore("lm_head_multiplier", "mlp_multipliers", "key_multiplier", "ssm_multipliers")
+    fields.ignore("attention_in_multiplier", "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier")
+
+
 def stays(draft: Draft, *roles: str) -> None:
     """Roles the family's checkpoints keep in the model's dtype, though no list in their configs says so."""
     for role in roles:

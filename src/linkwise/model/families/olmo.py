@@ -1,0 +1,20 @@
+"""OLMo 2 and 3: norms on the outputs of attention and feed-forward, not on inputs, and over whole queries and keys."""
+
+from linkwise.model.draft import Draft, Fields
+from linkwise.model.families.dense import OUTPUT_NORMS, Names, dense, windows
+
+
+def read_olmo2(fields: Fields) -> Draft:
+    """OLMo 2: every layer attends to everything."""
+    return _read(fields, None)
+
+
+def read_olmo3(fields: Fields) -> Draft:
+    """OLMo 3: three sliding layers, then a full one."""
+    fields.integer("sliding_window", least=1, most=10**9)  # required: the family has no other form
+    return _read(fields, windows(fields, every=4))
+
+
+def _read(fields: Fields, found: list[int | None] | None) -> Draft:
+    bias = fields.flag("attention_bias")
+    return dense(fields, found, bias=bias, out_bias=bias, qk_norm="full", same_kv=True, names=Names(norms=OUTPUT_NORMS))

@@ -1,0 +1,80 @@
+"""Configs as transformers writes them (each family's defaults): tensor by tensor against the model it builds.
+
+Its experts are stacked into one tensor a projection; those, and families whose checkpoints have other names than
+transformers' modules, are compared by role.
+"""
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from tests.conformance import roles
+
+from linkwise.model.read import from_config
+from linkwise.model.types import Model
+
+transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
+
+# Families whose checkpoints are named as transformers' modules are.
+BY_NAME = [
+    "llama",
+    "mistral",
+    "ministral3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "granite",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "cohere",
+    "cohere2",
+]
+BY_ROLE = ["mixtral", "gpt_oss"]
+
+
+def _both(kind: str, **changes: Any) -> tuple[Model, Any]:
+    """Our model of a family's default config, and transformers' on the meta device."""
+    import torch
+
+    config = transformers.AutoConfig.for_model(kind, **changes)
+    written = json.loads(config.to_json_string(use_diff=True)) | {"dtype": "bfloat16"}
+    vision = "vision_config" in written
+    build = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        theirs = build.from_config(config)
+    return from_config(written, None, name=kind, source=f"transformers' defaults of {kind}"), theirs
+
+
+def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Shape by stored name: weights of one name are slices of one tensor, by outputs."""
+    slices: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for tensor in model.tensors:
+        slices[tensor.name].append(tensor.shape)
+    return {name: (sum(shape[0] for shape in found), *found[0][1:]) for name, found in slices.items()}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", BY_NAME)
+def test_every_tensor_has_transformers_name_and_shape(kind: str) -> None:
+    model, theirs = _both(kind)
+    expected = {name.removesuffix(".weight"): tuple(p.shape) for name, p in theirs.named_parameters()}
+    assert _shapes(model) == expected
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", BY_ROLE)
+def test_parameters_by_role_equal_transformers(kind: str) -> None:
+    model, theirs = _both(kind)
+    assert roles.ours(model) == roles.counted(theirs)
+
+
+@pytest.mark.filterwarnings("default")
+def test_command_r_plus_norms_each_head_by_its_own_vector() -> None:
+    model, theirs = _both("cohere", use_qk_norm=True, num_key_value_heads=8)
+    expected = {name.removesuffix(".weight"): tuple(p.shape) for name, p in theirs.named_parameters()}
+    assert _shapes(model) == expected
