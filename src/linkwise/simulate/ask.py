@@ -36,7 +36,7 @@ def ask(
     prefill: the plan of a prefill pool; `plan` is then the decode pool. targets: in place of the plan's.
     """
     run = run or Run()
-    load, users, notes, asked_per_s = load_of(plan, asked or Asked(), run.seed)
+    load, users, notes, asked_per_s = load_of(plan, asked or Asked(), run.seed, prefill)
     if run.think_s and not users:
         raise InputError(
             "--think without --concurrency",

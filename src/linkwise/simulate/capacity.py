@@ -178,7 +178,7 @@ def capacity(
     Raises InputError for words that say no load, and for a closed loop: users that wait never are too many.
     """
     run = run or Run()
-    load, drawn, today, planned, notes = _load(plan, wanted, asked or Asked(), run.seed)
+    load, drawn, today, planned, notes = _load(plan, wanted, asked or Asked(), run.seed, prefill)
     fleet = Fleet((plan,) if prefill is None else (prefill, plan), wanted.failures, wanted.of)
     pools = []
     for one, role in zip(fleet.plans, fleet.roles, strict=True):
@@ -291,7 +291,7 @@ def _binding(survivors: Counts, pool: int, misses: Callable[[Counts], tuple[str,
 
 
 def _load(
-    plan: Plan, wanted: Wanted, asked: Asked, seed: int
+    plan: Plan, wanted: Wanted, asked: Asked, seed: int, prefill: Plan | None
 ) -> tuple[Requests, float | None, float, float, tuple[str, ...]]:
     """The requests, the rate they were drawn at, today's rate, the planned rate, and what they are in words."""
     if asked.users is not None:
@@ -306,7 +306,7 @@ def _load(
             raise InputError(f"{value:g}", where=name, expected=f"{low:g}..{high:g}")
     today = wanted.rate_per_s
     if asked.trace is not None:
-        found = load_of(plan, asked, seed)
+        found = load_of(plan, asked, seed, prefill)
         rate = rate_of(found.requests)
         today = rate if today is None else today
         planned = today * wanted.peak * wanted.growth.factor
@@ -321,7 +321,7 @@ def _load(
     planned = today * wanted.peak * wanted.growth.factor
     usual = int(min(max(planned * SECONDS, LEAST_REQUESTS), MOST_REQUESTS))
     number = enough(asked, planned, usual, MOST_IN_PERIOD)
-    found = load_of(plan, asked._replace(number=number, rate_per_s=planned), seed)
+    found = load_of(plan, asked._replace(number=number, rate_per_s=planned), seed, prefill)
     return found.requests, planned, today, planned, found.notes
 
 

@@ -156,4 +156,4 @@ def _load(group: Served, users: int, rate_per_s: float | None) -> Requests:
         for mean, stream in ((work.isl_tokens, 1), (work.osl_tokens, 2))
     ]
     at = np.zeros(number) if rate_per_s is None else times(Arrivals(rate_per_s=rate_per_s), number, 0)
-    return requests(at, columns[0], columns[1])
+    return requests(at, columns[0], columns[1])._replace(cached_share=work.prefix_hit)

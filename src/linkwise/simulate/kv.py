@@ -83,8 +83,11 @@ def covered(w: Record, lane: int, r: int, count: int) -> int:
 @compiled
 def match(w: Record, lane: int, r: int) -> int:
     """Tokens of a request's prompt that the lane has cached: the longest run from its start, in whole blocks unless the
-    engine copies parts of them; at least one token is left to compute."""
+    engine copies parts of them; at least one token is left to compute. Of a prompt without names: the share that is
+    said to be cached."""
     first, most = a.first_hash(w)[r], shared(w, lane, r)
+    if most == 0:
+        return int(a.request(w)[r].input * a.pool(w)[a.replica(w)[a.lane(w)[lane].replica].pool].cached)
     count = 0
     while count < most and a.refs(w)[lane, a.hashes(w)[first + count]] >= 0:
         count += 1

@@ -66,8 +66,11 @@ def together(where: str, *pairs: tuple[str, object, str]) -> None:
             raise InputError(f"{option} {why}", where=where, expected=f"one of them, or no {option}")
 
 
-def load_of(plan: Plan, asked: Asked, seed: int = 0) -> Load:
-    """The requests for a plan. Raises InputError for words that do not go together, and for requests too long."""
+def load_of(plan: Plan, asked: Asked, seed: int = 0, prefill: Plan | None = None) -> Load:
+    """The requests for a plan. prefill: the plan of the pool that computes prompts, where `plan` only decodes.
+
+    Raises InputError for words that do not go together, and for requests too long.
+    """
     for name, value, known in (
         ("--long", asked.long, LONG), ("--arrivals", asked.arrivals, ARRIVALS), ("--lengths", asked.spread, SPREADS),
     ):  # fmt: skip
@@ -76,7 +79,18 @@ def load_of(plan: Plan, asked: Asked, seed: int = 0) -> Load:
     found = _asked(plan, asked, seed)
     where = "simulate" if asked.trace is None else str(asked.trace)
     held, notes = _within(found.requests, longest_of(plan), asked, where)
-    return found._replace(requests=held, notes=found.notes + notes)
+    share, words = _cached(held, (prefill or plan).workload.prefix_hit)
+    return found._replace(requests=held._replace(cached_share=share), notes=found.notes + notes + words)
+
+
+def _cached(load: Requests, share: float) -> tuple[float, tuple[str, ...]]:
+    """Share of each prompt that is found cached: the plan's, unless names say what prompts have in common."""
+    if not share:
+        return 0.0, ()
+    if load.hash_tokens:
+        said = f"the trace's hash_ids say what is found cached, not the plan's {share:.0%} of prompts"
+        return 0.0, (said,)
+    return share, (f"{share:.0%} of each prompt is found cached, as the plan says: held in KV, not computed",)
 
 
 def _asked(plan: Plan, asked: Asked, seed: int) -> Load:

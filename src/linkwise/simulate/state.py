@@ -77,11 +77,12 @@ LANE = _record(
     ready_head="i8", ready_tail="i8", readies="i8", free="i8", cached="i8", least_free="i8", area="f8", since="f8",
     link_free="f8", unseen="i8", gathered="i8",
 )  # fmt: skip
+# cached: share of a prompt without names that is found in the prefix cache.
 POOL = _record(
     policy="i8", role="i8", chunked="i8", budget="i8", max_seqs="i8", slot_seqs="i8", slots="i8", lanes="i8",
     block="i8", hash_blocks="i8", replica0="i8", replica1="i8", stages="i8", verify="i8", cp="i8", blend="i8",
     turn="i8", blocks="i8", part_blocks="i8", kv_adds="i8", poll="i8", hold="i8", gather="i8",
-    gather_tokens="i8", ahead="i8", front="i8", reserve="f8", accept="f8", per_cell="f8",
+    gather_tokens="i8", ahead="i8", front="i8", reserve="f8", accept="f8", cached="f8", per_cell="f8",
     front_s="f8", front_each_s="f8", front_prompt_s="f8",
 )  # fmt: skip
 FAULTS = _record(kind="i8", replica="i8", start="f8", end="f8", factor="f8")

@@ -69,7 +69,7 @@ def summary(
         inside[several] &= tpot <= targets.tpot_s
     use = tuple(_use(w, number, pool, span) for number, pool in enumerate(pools))
     tpot_share = float(tpot.mean()) / targets.tpot_s if targets.tpot_s and len(tpot) else 0.0
-    seats = _seats(pools[-1], every, shared=bool(g["hits"]))
+    seats = _seats(pools[-1], every, shared=bool(g["hits"]) and len(w.hashes) > 0)
     why = refusals(every) if run.users else saturation(every, asked_per_s) or beyond(every, seats, asked_per_s)
     refused, lost, unmoved = (int((every["status"] == s).sum()) for s in (state.REFUSED, state.LOST, state.UNMOVED))
     per_s = 1 / span if span else 0.0

@@ -18,7 +18,7 @@ MAX_SLOT_ROWS = 500_000_000
 def world(pools: Sequence[Pool], load: Requests, run: Run) -> World:
     """Everything idle, every request still to come."""
     caching = load.hash_tokens if any(p.rules.prefix_cache and p.role != "decode" for p in pools) else 0
-    table = _pools(pools, caching)
+    table = _pools(pools, caching, load.cached_share)
     lanes_of = np.repeat(table["lanes"], table["replica1"] - table["replica0"])
     slots_of = np.repeat(table["slots"], table["replica1"] - table["replica0"])
     replicas, lanes, slots = len(lanes_of), int(lanes_of.sum()), int(slots_of.sum())
@@ -89,7 +89,7 @@ def _starts(counts: Array) -> Array:
     return np.concatenate(([0], np.cumsum(counts)[:-1]))
 
 
-def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
+def _pools(pools: Sequence[Pool], hash_tokens: int, cached_share: float) -> Array:
     table = np.zeros(len(pools), state.POOL)
     first = 0
     for row, (rules, tables, replicas, role, _) in zip(table, pools, strict=True):
@@ -102,8 +102,8 @@ def _pools(pools: Sequence[Pool], hash_tokens: int) -> Array:
         row["front"] = max(rules.front_s, rules.front_each_s, rules.front_prompt_s) > 0
         row["chunked"], row["accept"], row["part_blocks"] = rules.chunked, rules.acceptance, rules.part_blocks
         row["block"], row["blocks"] = rules.block_tokens, rules.kv_blocks
-        cached = hash_tokens if rules.prefix_cache and role != "decode" else 0
-        row["hash_blocks"] = -(-cached // rules.block_tokens)
+        if rules.prefix_cache and role != "decode":
+            row["hash_blocks"], row["cached"] = -(-hash_tokens // rules.block_tokens), cached_share
         row["replica0"], row["replica1"] = first, first + replicas
         first += replicas
         row["stages"], row["cp"], row["blend"] = tables.stages, tables.cp, tables.blend

@@ -20,7 +20,9 @@ class Requests(NamedTuple):
     arrival_s: seconds from the start, ascending. input_tokens, output_tokens: of the prompt and of the answer.
     hashes: names of the prompts' blocks of `hash_tokens` tokens, equal where prompts share a prefix, request after
     request; request i has hashes[first_hash[i]:first_hash[i + 1]]. The last one may be of what is left of the prompt:
-    it is equal where as much is left and a trace names it alike. hash_tokens 0 = nothing is known of prefixes.
+    it is equal where as much is left and a trace names it alike. hash_tokens 0 = no prompt has names.
+    cached_share: of each prompt's tokens, what is found in a prefix cache where prompts have no names; its KV is held
+    all the same.
     """
 
     arrival_s: Floats
@@ -29,6 +31,7 @@ class Requests(NamedTuple):
     first_hash: Ints
     hashes: Ints
     hash_tokens: int = 0
+    cached_share: float = 0.0
 
     @property
     def number(self) -> int:
@@ -44,6 +47,7 @@ class Requests(NamedTuple):
             ends,
             self.hashes[: int(ends[-1])],
             self.hash_tokens,
+            self.cached_share,
         )
 
 
