@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import linkwise
+from linkwise.api_simulate import played
 from linkwise.plan.agree import agree
+from linkwise.simulate.trials import measured
 
 RATE: dict[str, Any] = {
     "on": "4x8xh100-sxm",
@@ -46,11 +48,23 @@ def test_a_rate_is_shared_by_all_replicas_that_were_asked_for() -> None:
         stay = point.ttft_s + 499 * point.tpot_s
         assert point.at_hand == pytest.approx(3 / count * stay, rel=0.02)
         times.append((point.tpot_s, point.ttft_s))
-        # The same load as of one replica that a third, say, of the rate is asked of.
+        # One replica at the same load, fed at random, is slower.
         alone = of_rate(1, rate=f"{3 / count}/s").chosen.point
-        assert (point.tpot_s, point.ttft_s) == pytest.approx((alone.tpot_s, alone.ttft_s), rel=1e-3)
+        assert point.ttft_s < alone.ttft_s
+        assert point.tpot_s < alone.tpot_s
     assert times == sorted(times, reverse=True)
     assert of_rate(2).chosen == of_rate(None).chosen  # what the rate takes
+
+
+@pytest.mark.parametrize(("count", "rate"), [(1, 1.2), (2, 2.4), (2, 3.0), (4, 4.8), (8, 12.0)])
+def test_replicas_behind_a_router_that_looks_at_load_do_what_the_simulator_says(count: int, rate: float) -> None:
+    """The reference is the event loop at the same step times, 20,000 requests; asked: 10 %. 3/s on two: 89 %."""
+    made = of_rate(count, rate=f"{rate}/s", tpot=None)
+    point = made.chosen.point
+    seen = measured(played(made, requests=20_000, rate=rate, lengths="fixed").requests)
+    tpot = float(((seen["end"] - seen["first"]) / (seen["output"] - 1)).mean())
+    assert point.tpot_s == pytest.approx(tpot, rel=0.10)
+    assert point.ttft_s == pytest.approx(float((seen["first"] - seen["arrival"]).mean()), rel=0.10)
 
 
 def test_a_command_with_more_replicas_than_the_rate_takes_has_its_share_on_each() -> None:

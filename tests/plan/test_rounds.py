@@ -17,8 +17,8 @@ def lengths(**changes):
 
 def load(batch, **changes):
     given = {
-        "batch": batch, "others": batch, "chunks": 1, "tokens": MANY, "taken_in": 0.0, "flight": 1, "lanes": 1,
-        "alone": False, "ahead": False, "closed": False,
+        "batch": batch, "others": batch, "chunks": 1, "tokens": MANY, "taken_in": 0.0, "alike": 1,
+        "flight": 1, "lanes": 1, "alone": False, "ahead": False, "closed": False,
     }  # fmt: skip
     return Load(**given | changes)
 

@@ -71,7 +71,7 @@ def plan(
     about = subject_of(case, chosen.layout, point.batch, chosen.replicas, point.at_hand)
     about, order = ordered(about)
     if about.grid:
-        placed = evaluate(*case, chosen.layout, memory, replicas, about.places, exact=True)
+        placed = evaluate(*case, chosen.layout, memory, replicas or chosen.replicas, about.places, exact=True)
         chosen = placed if isinstance(placed, Candidate) else chosen
         about = about._replace(
             batch=chosen.point.batch, at_hand=chosen.point.at_hand, replicas=chosen.replicas,
@@ -165,7 +165,7 @@ def _idle(chosen: Candidate, workload: Workload) -> tuple[str, ...]:
 def _exactly(case: Case, one: Candidate, found: Found, replicas: int | None) -> Candidate:
     """The candidate at the batch that carries the rate; twelve batch sizes are enough to choose by."""
     memory = found.ledgers[found.candidates.index(one)]
-    closer = evaluate(*case, one.layout, memory, replicas, exact=True)
+    closer = evaluate(*case, one.layout, memory, replicas or one.replicas, exact=True)
     return closer if isinstance(closer, Candidate) else one
 
 

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from linkwise.cluster.types import Cluster, Tier
 from linkwise.core.layout import Layout
+from linkwise.core.quantity import Num
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
-from linkwise.plan.operate import Operation, Replica, at_work, full, operations, replica, seats
+from linkwise.plan.operate import Operation, Replica, among, at_work, full, operations, replica, seats
 from linkwise.plan.rounds import waiting
 from linkwise.plan.time import Span, spans
 from linkwise.plan.types import Candidate, Ledger, Point, Shortfall
@@ -51,10 +52,11 @@ def crossing(layout: Layout, places: dict[str, Span]) -> str:
 class Trial(NamedTuple):
     """A layout that fits, before it is known what it delivers.
 
-    replicas: so many run; None = what the load takes. available: replicas that have work, no more than users. shown:
-    batch sizes it is looked at; sizes: those and some between them. at: what a replica does at other sizes; replica:
-    at `sizes`. seats: requests served at once at most, which those that come at a rate wait for; at and replica have
-    them last. None = nobody waits.
+    replicas: so many run; None = what the load takes. available: replicas that have work, no more than users. alike:
+    replicas that share the load; None = as many as carry the rate with so many requests at hand. shown: batch sizes it
+    is looked at; sizes: those and some between them. at: what a replica does at other sizes; replica: at `sizes`.
+    seats: requests served at once at most, which those that come at a rate wait for; at and replica have them last.
+    None = nobody waits.
     """
 
     workload: Workload
@@ -63,6 +65,7 @@ class Trial(NamedTuple):
     places: dict[str, Span]
     replicas: int | None
     available: int
+    alike: int | None
     shown: Sizes
     sizes: Sizes
     seats: int | None
@@ -93,7 +96,7 @@ def evaluate(
     closed = workload.rate_per_s is None and workload.concurrency is not None
     if not exact or closed or not isinstance(found, Candidate):
         return found
-    return _outcome(one, _closer(one, points, found.point))
+    return _outcome(one, _closer(one._replace(alike=found.replicas), points, found.point))
 
 
 def trial(
@@ -120,7 +123,8 @@ def trial(
         every = batch if held is None else np.append(batch, held)
         return replica(model, layout, engine, cluster, workload, options, every, where_to)
 
-    return Trial(workload, layout, memory, where_to, replicas, available, shown, sizes, held, at, at(sizes))
+    alike = None if workload.rate_per_s is not None and replicas is None else available
+    return Trial(workload, layout, memory, where_to, replicas, available, alike, shown, sizes, held, at, at(sizes))
 
 
 def outcomes(trials: Sequence[Trial]) -> list[tuple[Candidate | Shortfall, Points]]:
@@ -132,22 +136,34 @@ def outcomes(trials: Sequence[Trial]) -> list[tuple[Candidate | Shortfall, Point
 
 def _points(asked: Sequence[tuple[Trial, npt.NDArray[Any], Replica]]) -> list[Points]:
     """What each trial's replica does at these sizes."""
-    found = operations([one for *_, one in asked])
     most = iter(operations([full(one) for trial, _, one in asked if trial.seats is not None]))
+    counts = _counts(asked)
+    found = operations([among(one, count) for (*_, one), count in zip(asked, counts, strict=True)])
     return [
-        _judged(one, sizes, each, None if one.seats is None else next(most))
-        for (one, sizes, _), each in zip(asked, found, strict=True)
+        _judged(one, sizes, each, None if one.seats is None else next(most), count)
+        for (one, sizes, _), each, count in zip(asked, found, counts, strict=True)
     ]
 
 
-def _judged(one: Trial, sizes: npt.NDArray[Any], found: Operation, most: Operation | None) -> Points:
+def _counts(asked: Sequence[tuple[Trial, npt.NDArray[Any], Replica]]) -> list[Num]:
+    """Replicas that share the load, at each size where the rate decides: of one by itself, to begin with."""
+    alone = iter(operations([one for trial, _, one in asked if trial.alike is None]))
+    return [one.alike if one.alike is not None else _count(one, next(alone).rate) for one, *_ in asked]
+
+
+def _count(one: Trial, rate: Num) -> Num:
+    return np.clip(np.ceil((one.workload.rate_per_s or 0.0) / rate - 1e-9), 1, one.available)
+
+
+def _judged(one: Trial, sizes: npt.NDArray[Any], found: Operation, most: Operation | None, alike: Num) -> Points:
     """most: of a replica with every seat taken."""
     known = len(sizes) + (one.seats is not None)
     tpot, ttft, rate, spread = (
         np.broadcast_to(x, known)[: len(sizes)] for x in (found.tpot, found.ttft, found.rate, found.spread)
     )
     if one.seats is not None and most is not None:
-        ttft = ttft + waiting(sizes, spread, rate, one.seats, most.rate)
+        count = np.broadcast_to(alike, known)[: len(sizes)]
+        ttft = ttft + waiting(sizes, spread, rate, one.seats, most.rate, count)
     targets = one.workload.targets
     return Points(sizes, tpot, ttft, rate, tpot <= (targets.tpot_s or np.inf), ttft <= (targets.ttft_s or np.inf))
 
@@ -231,7 +247,7 @@ def _closer(one: Trial, points: Points, settled: Point) -> Points:
     for _ in range(3):
         sizes = np.linspace(below, above, len(BATCHES) + 1)
         sizes = np.unique(np.ceil(sizes[1:])) if whole else sizes[1:]
-        rates = operations([one.at(sizes)])[0].rate[: len(sizes)]
+        rates = operations([among(one.at(sizes), one.alike or 1)])[0].rate[: len(sizes)]
         enough = rates >= wanted * (1 - 1e-9)
         first = int(np.argmax(enough)) if enough.any() else len(sizes) - 1
         if first and not whole:

@@ -98,7 +98,9 @@ def figures(s: Subject, given: Given = plain) -> dict[str, Num]:
     result = ledger_figures(s.model, s.cluster, s.engine, s.layout, s.options, s.workload, given)
     places = s.places
     whole, at = (
-        operation(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, batch, places, given=given)
+        operation(
+            s.model, s.layout, s.engine, s.cluster, s.workload, s.options, batch, places, alike=s.replicas, given=given
+        )
         for batch in (s.batch, s.at_hand or s.batch)
     )
     eager = s.options.eager or not s.engine.defaults.cuda_graphs
@@ -131,7 +133,7 @@ def _seat(s: Subject, at: Operation, given: Given) -> Num:
     resolved = s.engine.resolve(s.options, s.model, s.cluster.accelerator, s.layout)
     taken = seats(memory, s.engine, s.workload, resolved, s.layout)
     most = rate_of_seats(s.model, s.layout, s.engine, s.cluster, s.workload, s.options, taken, s.places)
-    return waiting(s.at_hand or s.batch, at.spread, at.rate, taken, most, given)
+    return waiting(s.at_hand or s.batch, at.spread, at.rate, taken, most, s.replicas, given)
 
 
 def traffic_figures(step: str, ops: Iterable[Op]) -> dict[str, Num]:

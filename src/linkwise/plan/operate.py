@@ -161,9 +161,10 @@ def _prompt_step(
 ) -> Batch:  # fmt: skip
     """The step a prompt's chunk is in as the engine makes it: beside rows, or alone while they wait.
 
-    full: as many chunks as the token limit leaves room for, at least one; whole ones where prompts are not cut.
+    full: as many chunks as the token limit leaves room for, at least one; whole ones where prompts are not cut, but for
+    those that no step has room for.
     """
-    chunk, _, cached = prompt_chunks(workload, max_batched_tokens)
+    chunk, chunks, cached = prompt_chunks(workload, max_batched_tokens)
     alone = rule.policy == "prefill-first"
     # The request whose prompt it is does not decode yet.
     rows = Part(maximum(0, decode.requests - 1), decode.new, decode.context)
@@ -171,7 +172,7 @@ def _prompt_step(
     fresh = minimum(given("chunk", chunk, "tokens", "prompt chunk"), left)
     number: Num = 1
     if full:
-        number = maximum(1, left / fresh if rule.cuts_prompts else floor(left / fresh))
+        number = maximum(1, left / fresh if rule.cuts_prompts or chunks > 1 else floor(left / fresh))
     prompt = Part(number, fresh, given("chunk_context", cached, "tokens", "mean tokens already cached"), prompt=True)
     if alone:  # rows of the same attention replica wait; those of the others decode
         return _lone(Batch("prefill", (prompt,), number), layout, times(layout.dp_attn - 1, decode.tokens))
@@ -238,10 +239,11 @@ class Replica(NamedTuple):
 
 def operation(
     model: Model, layout: Layout, engine: Engine, cluster: Cluster, workload: Workload, options: Options, batch: Num,
-    places: dict[str, Span] | None = None, *, given: Given = plain,
+    places: dict[str, Span] | None = None, *, alike: int = 1, given: Given = plain,
 ) -> Operation:  # fmt: skip
-    """A replica with `batch` requests at hand, and the prompts that keep it so."""
+    """A replica with `batch` requests at hand, and the prompts that keep it so. alike: replicas behind its router."""
     one = replica(model, layout, engine, cluster, workload, options, batch, places, given=given)
+    one = among(one, given("alike", alike, "replicas", "behind one router that looks at load") if alike > 1 else 1)
     return _delivers(one, rounds.settle(one.length, one.load, given))
 
 
@@ -249,6 +251,11 @@ def operations(replicas: Sequence[Replica]) -> list[Operation]:
     """What each delivers, at arrays of batches: settled together, since a search asks for hundreds."""
     settled = rounds.settled([(one.length, one.load) for one in replicas])
     return [_delivers(one, seen) for one, seen in zip(replicas, settled, strict=True)]
+
+
+def among(one: Replica, alike: Num) -> Replica:
+    """One of several replicas that a router keeps even. In a closed loop each keeps its users."""
+    return one if one.load.closed else one._replace(load=one.load._replace(alike=alike))
 
 
 def full(one: Replica) -> Replica:
@@ -259,7 +266,7 @@ def full(one: Replica) -> Replica:
         return np.broadcast_to(values, number)[-1:]
 
     load = rounds.Load(*map(last, one.load[: rounds.MEASURES]), *one.load[rounds.MEASURES :])
-    load = load._replace(others=load.batch - 1, closed=True)
+    load = load._replace(others=load.batch - 1, alike=1, closed=True)
     return one._replace(length=rounds.Lengths(*map(last, one.length)), load=load)
 
 
@@ -337,7 +344,7 @@ def replica(
         batch=batch, others=named("others", batch - 1 if closed else batch, "requests", "that a request meets"),
         chunks=given("chunks", prompt_chunks(workload, limit)[1], "steps", "chunks of a prompt"),
         tokens=named("rounds_of_rows", after_first / yields, "rounds"),
-        taken_in=_taken_in(engine, cluster, workload, given),
+        taken_in=_taken_in(engine, cluster, workload, given), alike=1,
         flight=flight, lanes=layout.dp_attn, alone=rule.policy == "prefill-first", ahead=rule.ahead, closed=closed,
     )  # fmt: skip
     return Replica(length, load, yields, calm, mixed)

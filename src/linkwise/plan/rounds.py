@@ -9,7 +9,8 @@ and rows come in clusters: a prompt makes rounds longer, and longer rounds bring
 time that prompts take, rounds that follow each other have correlation eta, and the variance of the rows over their mean
 tends to 1 / (1 - eta)^2 (a self-exciting process: Hawkes, Biometrika 58, 1971). Where each row makes rounds longer too,
 a row meets 1 / (1 - the rows' share of a round) beyond the mean: exact for processor sharing whose step grows linearly
-with its jobs, whose number is negative binomial then (Cohen, Acta Informatica 12, 1979).
+with its jobs, whose number is negative binomial then (Cohen, Acta Informatica 12, 1979). Of several replicas behind a
+router that looks at load, each has its share of all requests there are, and its arrivals are evener (arrivals.py).
 benchmarks/search_speed.py says how far all this and the simulator agree.
 """
 
@@ -20,11 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.core.quantity import Given, Num, maximum, minimum, named, plain, power, value_of
+from linkwise.plan import arrivals
+from linkwise.plan.arrivals import NONE
 
 # A queue of prompts needs slack: prompts fill at most this share of a replica's time, or TTFT has no bound.
 MAX_PROMPT_LOAD = 0.9
 MOST_BUSY = 0.99  # nearer to what leaves at most, requests wait longer than any figure says
-NONE = 1e-12
 TURNS, KEPT = 8, 0.4  # a turn keeps so much of the one before it; loads up to 90 % settle within a percent
 LEAST_SLACK = 0.05  # of a round that does not grow with its rows; with less there is no steady state
 
@@ -47,7 +49,7 @@ class Lengths(NamedTuple):
 
 class Load(NamedTuple):
     """batch: requests at hand; others: of them, that a request meets. chunks: of a prompt. tokens: rounds in which a
-    row draws. taken_in: seconds from the client to the queue.
+    row draws. taken_in: seconds from the client to the queue. alike: replicas behind one router, this one among them.
 
     flight: batches in flight. lanes: attention replicas. alone: prompts run before rows, not beside them. ahead: a step
     is put together while the one before it runs. closed: users wait for their answers.
@@ -58,6 +60,7 @@ class Load(NamedTuple):
     chunks: Num
     tokens: Num
     taken_in: Num
+    alike: Num
     flight: int
     lanes: int
     alone: bool
@@ -65,7 +68,7 @@ class Load(NamedTuple):
     closed: bool
 
 
-MEASURES = 5  # fields of a load that are numbers; the others say of what kind a replica is
+MEASURES = 6  # fields of a load that are numbers; the others say of what kind a replica is
 
 
 class State(NamedTuple):
@@ -82,7 +85,7 @@ class State(NamedTuple):
 
 class Pace(NamedTuple):
     """Rounds of a turn, seconds. more: what a further chunk adds. share: of rounds held up. draws: share of rounds in
-    which a row draws a token. eta: share of time that prompts take."""
+    which a row draws a token. eta: share of time that prompts take. steps: that the prompts of a start take."""
 
     calm: Num
     held: Num
@@ -91,6 +94,7 @@ class Pace(NamedTuple):
     share: Num
     draws: Num
     eta: Num
+    steps: Num
 
 
 class Settled(NamedTuple):
@@ -165,10 +169,11 @@ def _turn(length: Lengths, load: Load, state: State) -> tuple[State, Settled]:
     return State(comes, pace.mean, beside, rows, longer), Settled(seen, named("ttft", stay - after, "s"), stay, met)
 
 
-def waiting(at_hand: Num, spread: Num, rate: Num, seats: Num, most: Num, given: Given = plain) -> Num:
+def waiting(at_hand: Num, spread: Num, rate: Num, seats: Num, most: Num, alike: Num = 1, given: Given = plain) -> Num:
     """Seconds a request waits until one of those that hold memory, or the engine's last seat, is done.
 
-    rate: requests/s that come; most: that leave with every seat taken. As in M/D/c: half of what waits in M/M/c.
+    rate: requests/s that come; most: that leave with every seat taken. alike: replicas behind one router, which a
+    request waits for only where all seats of all are taken. As in M/D/c: half of what waits in M/M/c.
     Requests that come in clusters of `spread` take seats by clusters. The chance that all are taken is Sakasegawa's to
     one power of the load more: a replica with free seats is quicker than one without, so it fills up less often. That
     power is chosen by the simulator (benchmarks/search_speed.py), where one less gives 15 % more TTFT than there is.
@@ -177,10 +182,9 @@ def waiting(at_hand: Num, spread: Num, rate: Num, seats: Num, most: Num, given: 
     most = given("rate_of_seats", most, "requests/s", "the rate below with every seat taken")
     busy = named("busy", minimum(rate / most, MOST_BUSY), "", "of what leaves with every seat taken")
     taken = minimum(at_hand / seats, MOST_BUSY)
-    full = named(
-        "all_taken", power(taken, power(2 * (seats / maximum(1, spread) + 1), 0.5)), "", "chance, of all seats"
-    )
-    return named("seat", full * busy / (2 * (1 - busy)) / rate, "s", "until a seat is free")
+    every = alike * seats / maximum(1, alike * spread)
+    full = named("all_taken", power(taken, power(2 * (every + 1), 0.5)), "", "chance, of all seats")
+    return named("seat", full * busy / (2 * (1 - busy)) / (rate * alike), "s", "until a seat is free")
 
 
 def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace, Num, Num]:
@@ -191,7 +195,10 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     more = named("more_adds", (length.full - length.held) / maximum(NONE, length.room - 1), "s", "a further chunk")
     # A batch that starts with a prompt makes the next of each in flight wait, and what comes meanwhile starts then.
     prompts = named("prompts", coming / load.chunks / load.flight, "prompts", "of others, a start")
-    quiet, long = (power(1 / math.e, prompts / state.mean * one) for one in (calm, held + state.beside))
+    # In a pipeline prompts that come evenly hold up more starts, each alone, and each of them for less: no difference.
+    crowd = coming / load.chunks * (held + state.beside) / state.mean
+    even = arrivals.stages(load.alike, crowd) if load.flight == 1 else 1
+    quiet, long = (arrivals.none(prompts / state.mean * one, even) for one in (calm, held + state.beside))
     still = power(long, load.flight)
     run = named("run", (1 - still) / maximum(NONE, 1 - long), "starts", "behind a prompt, until the next or none")
     # While a prompt's further chunks run, new prompts begin on the other attention replicas.
@@ -202,20 +209,33 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     further = maximum(0, prompts * cycle - 1)
     over = power(further / (1 + further), length.room * load.lanes / load.chunks)
     steps = named("steps", load.chunks - 1 + 1 / (1 - over), "starts", "the prompts of a start take")
-    longer = named("longer", steps / (1 + (steps - 1) / cycle), "", "starts with a prompt, over those with a new one")
-    least = coming / load.flight / (length.room * load.lanes)  # no start has more than a step has room for
+    longer = steps / (1 + (steps - 1) / cycle)  # on one attention replica, where the next ones wait for those steps
+    if load.lanes > 1:  # on the others they begin meanwhile: starts at or after which a prompt goes on
+        longer = (longer + (load.lanes - 1) * cycle * (1 - power(1 - 1 / cycle, steps))) / load.lanes
+    longer = named("longer", longer, "", "starts with a prompt, over those with a new one")
+    # No start has more than a step has room for. Of prompts cut into chunks, only those that follow another at once
+    # fill its last step: one that finds nobody takes a step for each of its chunks.
+    least = coming / load.flight / (length.room * load.lanes)
+    found_none = maximum(0, 1 - least * length.full / state.mean) * minimum(1, load.chunks - 1)
+    least = least * (1 + found_none * (length.room - 1))
     starts = named("prompt_starts", minimum(1, maximum(least, longer / cycle)), "", "share of starts with a prompt")
     share = named("held_share", minimum(1, maximum(starts, run / cycle * longer)), "", "of rounds held up by one")
     again = maximum(0, coming / load.flight / maximum(NONE, starts) - 1)
     again = named("again", again, "chunks", "beside the first of a start")
-    same = named("same", _fullest(again, load.lanes), "chunks", "beside another in the fullest batch")
+    same = minimum(_fullest(again, load.lanes), length.room - 1)
+    if load.flight > 1:
+        # Batches that follow each other through the stages wait for the longest (sizes taken as geometric), if the
+        # later one takes up prompts that come meanwhile: that depends on which stage is longer by a hair, so half.
+        meet = (1 - power(long, load.flight - 1)) / maximum(1, run) / 2
+        same = same + named("meet", meet, "", "with a prompt right before") * same * (1 + same) / (1 + 2 * same)
+    same = named("same", same, "chunks", "beside another in the fullest batch")
     beside = named("beside", more * same + length.shared * (again - same), "s", "they add")
     mean = named("mean_round", calm + (held - calm + beside) * share, "s")
     # Where prompts run first, rows of the same batch draw nothing then.
     waits = minimum(starts * minimum(1, (1 + again) / load.lanes), MAX_PROMPT_LOAD) if load.alone else 0
     draws = named("draws", 1 - waits, "", "share of rounds in which a row draws a token")
     eta = named("eta", maximum(0, 1 - calm * draws / mean), "", "share of time that prompts take")
-    return Pace(calm, held, mean, more, share, draws, eta), beside, longer
+    return Pace(calm, held, mean, more, share, draws, eta, steps), beside, longer
 
 
 def _fullest(again: Num, lanes: int) -> Num:
@@ -235,35 +255,54 @@ def _met(length: Lengths, load: Load, pace: Pace, coming: Num, rows: Num, first:
     end = maximum(0, 1 - lag / (tokens * (1 - eta)))
     reach = named("reach", eta / (1 - eta) * end, "", "arrivals that one brings while it draws")
     most = 1 + rows  # a deviation as large as the mean
-    bunch = named("bunch", minimum((1 + 2 * reach) / (1 - eta * eta), most), "", "variance of the rows over their mean")
+    bunch = minimum((1 + 2 * reach) / (1 - eta * eta) / load.alike, most)
+    bunch = named("bunch", bunch, "", "variance of the rows over their mean")
     slack = maximum(LEAST_SLACK, 1 - rows * length.row / pace.calm)
     met = named("met", minimum(bunch / slack, most), "requests", "beyond the mean, of rows a row meets")
     # Those that came while its own prompt ran, and whom they bring, are before most of its rounds. Where prompts run
     # first, so are those that came while it waited: it draws nothing until all of them are through.
     own = first if load.alone else length.prompt + (load.chunks - 1) * pace.held
     own = maximum(0, own - lag * pace.calm)
-    later = coming / load.chunks / pace.mean * own / (1 - eta) / tokens
+    each = coming / load.chunks / pace.mean
+    came = arrivals.after(each * own, arrivals.stages(load.alike, each * pace.held))
+    later = came / (1 - eta) / tokens
     return named("later", later, "prompts", "a round beyond the mean"), met
 
 
 def _first(length: Lengths, load: Load, pace: Pace, beside: Num, coming: Num) -> Num:
     """Seconds from the queue to the first token."""
     busy = pace.held + beside
-    square = pace.calm * pace.calm * (1 - pace.share) + busy * busy * pace.share
-    met = named("round_met", square / pace.mean, "s", "of rounds, long ones are met more often")
+    each = coming / load.chunks / pace.mean
+    even = arrivals.stages(load.alike, each * busy)
+    # Evenly as they come, the prompt before is mostly through when the next one comes.
+    over = each * (pace.mean + busy)
+    fewer = arrivals.after(over, even) / maximum(NONE, over)
+    share = pace.share * fewer
+    mean = pace.calm * (1 - share) + busy * share
+    square = pace.calm * pace.calm * (1 - share) + busy * busy * share
+    met = named("round_met", square / mean, "s", "of rounds, long ones are met more often")
     # Half of the round under way, until its batch starts. Put together ahead: until any batch starts, of those in
-    # flight, and a round more.
-    start = met / 2 / load.flight + pace.mean if load.ahead else met / 2
+    # flight, and a round more, which is a long one where a long one goes on.
+    start = met / 2
+    if load.ahead:
+        further = (1 - 1 / pace.steps) * (share * busy / mean - share) * (busy - pace.calm)
+        start = start / load.flight + named("round_after", pace.mean + further, "s", "the one after it")
     working = named("working", 1 - power(1 / math.e, load.others), "", "chance that the replica is not idle")
     wait = named("wait", working * start, "s", "until it is in a step")
     full = coming / (load.lanes * load.flight) / length.room * length.full / pace.mean
     filled = named("prompt_load", minimum(full, MAX_PROMPT_LOAD), "", "of the room for prompts")
     # M/D/c after Sakasegawa: a step serves `room` chunks. Those under way are counted above, hence no root minus 1.
     queued = power(filled, power(2 * (length.room + 1), 0.5)) / (2 * (1 - filled)) / length.room
-    queue = named("queue", queued * load.chunks * length.full, "s", "prompts behind more than one step has room for")
-    with_it = named("with_it", coming / load.flight * met / pace.mean, "chunks", "that came in the same round")
+    queued = queued * arrivals.queues(filled, even)
+    queue = queued * load.chunks
+    if load.lanes > 1:  # what is left of a prompt under way on the same one; with no other, the round after is that
+        queue = queue + filled * fewer * maximum(0, load.chunks / length.room - 1) / 2
+    queue = named("queue", queue * length.full, "s", "prompts behind more than one step has room for")
+    with_it = arrivals.beside(each / load.flight * met, even) * load.chunks
+    with_it = named("with_it", with_it, "chunks", "that came in the same round")
     company = minimum(length.room - 1, with_it / load.lanes) * pace.more
     company = company + minimum(load.lanes - 1, with_it) * length.shared
-    own = length.prompt + (load.chunks - 1) * pace.held + company
+    further = pace.held + beside * (1 - 1 / load.lanes)  # on other attention replicas prompts begin meanwhile
+    own = length.prompt + (load.chunks - 1) * further + company
     own = named("own", own, "s", "its chunks in turn, with others beside them")
     return named("first", wait + queue + own, "s", "from the queue to the first token")

@@ -87,7 +87,15 @@ def _own(plan: Plan) -> Curve:
     others = [size for size in BATCHES if size != point.batch]
     sizes = np.unique(np.minimum(np.array([*others, point.at_hand or point.batch]), most))
     at = operation(
-        about.model, about.layout, about.engine, about.cluster, about.workload, about.options, sizes, about.places
+        about.model,
+        about.layout,
+        about.engine,
+        about.cluster,
+        about.workload,
+        about.options,
+        sizes,
+        about.places,
+        alike=plan.replicas,
     )
     return _curve(plan, plan.layout, sizes, *(np.broadcast_to(one, sizes.shape) for one in (at.tpot, at.rate)))
 
