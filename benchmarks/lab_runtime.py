@@ -25,8 +25,9 @@ from linkwise.measure.lab.compare import predicted_bytes
 from linkwise.measure.lab.counters import snapshot
 from linkwise.measure.lab.exercise import Exercise
 from linkwise.measure.lab.topology import Wiring
+from linkwise.model.held import held
 from linkwise.model.read import load
-from linkwise.runtime.check import expected, run_as
+from linkwise.runtime.check import expected
 from linkwise.runtime.steps import Row, Step
 from linkwise.supervise.types import Sampling
 
@@ -114,7 +115,7 @@ def rank_main(folder: str, words: str, result: str) -> int:
 
 def planned(folder: Path, layout: Layout, cluster: Cluster, built: Wiring) -> dict[str, float]:
     """Bytes by `src>dst` that the plan's calls of the steps put on the links, as interfaces count them."""
-    model, engine = run_as(load(str(folder)), "float32"), registry.get("linkwise")
+    model, engine = held(load(str(folder)), "float32"), registry.get("linkwise")
     calls: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
     for step in steps(layout):
         for rank in range(layout.size):

@@ -61,6 +61,7 @@ def test_settings_reach_their_fields() -> None:
 def test_every_setting_is_used() -> None:
     """No option silently ignored: each one changes degrees, options or workload."""
     values: dict[str, object] = {
+        "dtype": "float16",
         "kv_dtype": "fp8",
         "weights": "fp8",
         "lora": "2:8",

@@ -56,7 +56,7 @@ def task_of(
     if read is None:
         if model is None:
             raise InputError("no model", expected="a model, or a command that names one (--from-command)")
-        what = model_of(model, given)
+        what = by.holds(model_of(model, given), options, where.accelerator)
         return Task(what, where, by, options, workload, fixed_of(own, what, where), None, ())
     version = None if engine is None else doors.version_of(engine)
     today = read(version=version)
@@ -81,6 +81,7 @@ def task_of(
     options = _settings.options(given, today.options)
     notes = (*today.notes, *ignored)
     by = calibrations.timed(get(today.engine, version), _settings.file(given, "calibration"))
+    what = by.holds(what, options, where.accelerator)
     replicas: int | None = today.replicas
     if own:  # a server's engines are attention replicas of a group, or groups
         engines = today.replicas * today.layout.dp_attn

@@ -40,6 +40,7 @@ class Settings(TypedDict, total=False):
     sequence_sharded: Annotated[bool, Word(_LAYOUT, "shard tokens between tensor-parallel blocks")]
     microbatches: Annotated[int, Word(_LAYOUT, "batches a pipeline keeps in flight")]
 
+    dtype: Annotated[str, Word(_MEMORY, "what the model runs in: weights not quantised, activations", "DTYPE")]
     kv_dtype: Annotated[str, Word(_MEMORY, "dtype of the KV cache", "DTYPE")]
     weights: Annotated[str, Word(_MEMORY, "what if linear weights were stored as fp8, int4, nvfp4, ...", "DTYPE")]
     utilization: Annotated[float, Word(_MEMORY, "share of device memory the engine may use", "SHARE")]
@@ -94,7 +95,7 @@ def words() -> dict[str, tuple[Any, Word]]:
 
 def option_field(name: str) -> str:
     """The field of `Options` that a setting fills as it is; "" of a setting that is none or is read first."""
-    return _OPTION_NAMES.get(name, name if name in (*_SAME_OPTIONS, "kv_dtype") else "")
+    return _OPTION_NAMES.get(name, name if name in (*_SAME_OPTIONS, "dtype", "kv_dtype") else "")
 
 
 def check(given: Mapping[str, Any]) -> Settings:
@@ -138,9 +139,10 @@ def options(settings: Settings, base: Options | None = None) -> Options:
     for name, field in _OPTION_NAMES.items():
         if name in settings:
             fields[field] = settings[name]  # type: ignore[literal-required]
-    if "kv_dtype" in settings:
-        plain = settings["kv_dtype"]
-        fields["kv_dtype"] = None if plain == "auto" else canonical(plain, where="--kv-dtype")
+    for name in ("dtype", "kv_dtype"):
+        if name in settings:
+            plain = settings[name]  # type: ignore[literal-required]
+            fields[name] = None if plain == "auto" else canonical(plain, where=f"--{name.replace('_', '-')}")
     if "exchange" in settings and settings["exchange"] not in _EXCHANGES:
         raise InputError(repr(settings["exchange"]), where="--exchange", expected="one of " + ", ".join(_EXCHANGES))
     if "lora" in settings:

@@ -80,8 +80,8 @@ def test_what_a_json_flag_says_beside_what_is_read_is_named():
         "disable_by_batch_size": 8}' --eplb-config.window_size 100 --dtype bfloat16 --max-loras 3"""
     )
     assert parsed.layout == Layout(tp=4, sequence_sharded=True)
+    assert parsed.options.dtype == "bfloat16"
     assert parsed.ignored == (
-        "--dtype bfloat16",
         "--speculative-config.disable_by_batch_size=8",
         "--compilation-config.pass_config.enable_fi_allreduce_fusion=true",
         "--compilation-config.level=3",

@@ -14,8 +14,9 @@ from linkwise.core.layout import Layout
 from linkwise.dist.groups import share
 from linkwise.dist.observer import Seen, observe
 from linkwise.engine import registry
+from linkwise.model.held import held
 from linkwise.model.read import from_config
-from linkwise.runtime.check import Line, Planned, combined, compare, expected, memory_check, run_as
+from linkwise.runtime.check import Line, Planned, combined, compare, expected, memory_check
 from linkwise.runtime.steps import Step
 
 
@@ -24,7 +25,7 @@ class Watch:
 
     def __init__(self, folder: Path, layout: Layout, layers: tuple[int, ...] | None, stage: Any, session: Any) -> None:
         config = json.loads((folder / "config.json").read_text())
-        self.model = run_as(from_config(config, None, name="tiny", source="test"), "float32")
+        self.model = held(from_config(config, None, name="tiny", source="test"), "float32")
         self.layout, self.layers, self.stage, self.session = layout, layers or (), stage, session
         self.seen: list[list[Seen]] = []
         self.steps: list[Step] = []

@@ -17,11 +17,12 @@ from linkwise import api
 from linkwise.cli import main
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout, parse_layout
+from linkwise.model.held import held
 from linkwise.model.types import Model, Split, replace
 from linkwise.plan.types import Plan
 from linkwise.runtime.arch import FAMILIES
 from linkwise.runtime.asked import KV_TOKENS, kv_blocks, parse_layers, settle
-from linkwise.runtime.check import ledger_check, memory_check, run_as
+from linkwise.runtime.check import ledger_check, memory_check
 from linkwise.runtime.driver import LocalUnit
 from linkwise.runtime.folder import check_layers
 from linkwise.runtime.weights.places import places
@@ -189,7 +190,7 @@ def test_a_plan_in_another_dtype_is_for_the_same_model_and_its_own_model_is_chec
 ) -> None:
     plan = planned(folder, tmp_path, torch_dtype="bfloat16")
     asked = settle(folder, plan=plan, dtype=dtype)
-    assert asked.model == run_as(plan.model, dtype or "float32")
+    assert asked.model == held(plan.model, dtype or "float32")
     assert asked.model.name == "other"
 
 
@@ -292,18 +293,25 @@ def test_another_engines_partition_is_run_as_planned(tmp_path: Path) -> None:
 
 def test_what_of_a_plan_is_not_run_is_said_and_checked_with(folder: Path) -> None:
     plan = plan_for(folder, "1x2xh100-sxm", "vllm", tp=2, kv_dtype="fp8")
-    asked = settle(folder, plan=plan, dtype="bfloat16")
+    asked = settle(folder, plan=plan, dtype="float16")
     assert asked.options.kv_dtype == "float8_e4m3"
     said = "; ".join(asked.notes)
     assert "the plan is for vllm" in said
-    assert "the plan's weights and activations are float32, run in bfloat16" in said
-    assert "the plan keeps KV in float8_e4m3, this runtime in bfloat16" in said
+    assert "the plan's weights and activations are bfloat16, run in float16" in said
+    assert "the plan keeps KV in float8_e4m3, this runtime in float16" in said
     # One block of 16 tokens, 4 layers, keys and values of one head of 8 on each of two ranks: a byte each, not four.
     found = memory_check(
         asked.model, plan.layout, asked.engine, weight_bytes=[0, 0], kv_bytes=[0, 0], kv_blocks=1, block_tokens=16,
         options=asked.options,
     )  # fmt: skip
     assert [one.planned_bytes for one in found if one.what == "kv"] == [16 * 4 * 2 * 8] * 2
+
+
+def test_the_dtype_a_plan_chose_is_run(folder: Path) -> None:
+    plan = plan_for(folder, "1xh100-sxm", "vllm", dtype="float16")
+    asked = settle(folder, plan=plan)
+    assert (asked.spec.dtype, asked.model.dtype) == ("float16", "float16")
+    assert not [note for note in asked.notes if "activations" in note]
 
 
 def test_memory_is_held_against_the_plans_own_ledger(folder: Path) -> None:

@@ -9,6 +9,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.dist.observer import Seen
 from linkwise.engine import registry
+from linkwise.model.held import held
 from linkwise.model.read import from_config
 from linkwise.runtime.check import (
     Planned,
@@ -19,7 +20,6 @@ from linkwise.runtime.check import (
     expected_handoff,
     memory_check,
     planned_memory,
-    run_as,
 )
 from linkwise.runtime.steps import FILLER, SCRATCH, Row, Step
 from linkwise.supervise.types import Sampling
@@ -37,7 +37,7 @@ OURS = registry.get("linkwise")
 
 
 def model(config=LLAMA, dtype="float32"):
-    return run_as(from_config(config, None, name="tiny", source="test"), dtype)
+    return held(from_config(config, None, name="tiny", source="test"), dtype)
 
 
 def decode(number, start):

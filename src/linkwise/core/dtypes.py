@@ -18,6 +18,9 @@ BITS: dict[str, int] = {
     "int64": 64,
 }
 
+# The dtypes a model runs in; what a checkpoint stores in one of them is not quantised.
+PLAIN = ("float32", "bfloat16", "float16")
+
 # What people and configs write for the same thing.
 ALIASES: dict[str, str] = {
     "fp32": "float32",

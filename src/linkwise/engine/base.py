@@ -6,18 +6,23 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Literal, Self
 
+from msgspec.structs import replace
+
 from linkwise.cluster.types import Accelerator, Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.schema import Frozen
+from linkwise.core.units import show_bytes
 from linkwise.engine.step_calibrations import shipped
 from linkwise.engine.step_constants import StepCalibration, StepConstants, step_constants
+from linkwise.model.held import held
 from linkwise.model.types import Model
 
 
 class Options(Frozen, frozen=True, kw_only=True):
     """What a user may choose besides the layout. None = the engine's default.
 
+    dtype: of activations and of weights that are not quantised; None = what the engine makes of the checkpoint's.
     weight_dtype: a what-if: store linear weights in this dtype (fp8, int4, nvfp4); None = as the checkpoint has them.
     max_batched_tokens: most tokens of one step. max_seqs: most requests of one step. max_model_len: longest request.
     mtp_tokens: speculative tokens per step drawn by MTP/draft heads (0 = heads not loaded).
@@ -29,6 +34,7 @@ class Options(Frozen, frozen=True, kw_only=True):
     eager: no CUDA graphs.
     """
 
+    dtype: str | None = None
     kv_dtype: str | None = None
     weight_dtype: str | None = None
     memory_utilization: float | None = None
@@ -116,6 +122,20 @@ class Memory(Frozen, frozen=True, kw_only=True):
     activation_reduce: float = 0.0
     moe_chunk_tokens: int = 0
     expert_pad: dict[str, tuple[int, int]] = {}
+
+
+class Dtypes(Frozen, frozen=True, kw_only=True):
+    """Which dtype an engine runs a model in.
+
+    auto: what its own choice makes of a checkpoint's dtype; one that is not named stays. families: the same for
+    model_types that match a pattern; wins. choices: what its flag may name; empty = it has no flag.
+    bfloat16_capability: lowest CUDA compute capability (major * 10 + minor) with bfloat16; below it float16 is taken.
+    """
+
+    auto: dict[str, str] = {}
+    families: dict[str, dict[str, str]] = {}
+    choices: tuple[str, ...] = ()
+    bfloat16_capability: int = 0
 
 
 class Batching(Frozen, frozen=True, kw_only=True):
@@ -312,6 +332,31 @@ class Engine(ABC):
         model: what is served, where a flag means different things for dense and MoE models.
         files: texts of files the command names (see `files`).
         """
+
+    def dtype_of(self, model: Model, options: Options, accelerator: Accelerator | None = None) -> str:
+        """What the model runs in: the user's choice, else what the engine makes of the checkpoint's own."""
+        return options.dtype or model.dtype
+
+    def holds(self, model: Model, options: Options, accelerator: Accelerator | None = None) -> Model:
+        """The model as this engine holds it: what is not quantised is loaded into the dtype it runs in, with a note
+        where that takes other bytes than the checkpoint.
+
+        Raises InputError for a dtype that the engine does not run, or not with such weights.
+        """
+        dtype = self.dtype_of(model, options, accelerator)
+        found = held(model, dtype)
+        notes = list(found.notes)
+        if found.weight_bytes != model.weight_bytes:
+            notes.append(
+                f"{self.name} loads weights that are not quantised into {dtype}: {show_bytes(found.weight_bytes)}, of"
+                f" {show_bytes(model.weight_bytes)} as stored"
+            )
+        if dtype == "float32" and accelerator is not None and accelerator.capability:
+            notes.append(
+                "float32: its matrix products are priced at the bfloat16 rate, which is several times theirs on this"
+                " device: times are lower bounds"
+            )
+        return found if len(notes) == len(found.notes) else replace(found, notes=tuple(notes))
 
     def resolve(
         self,

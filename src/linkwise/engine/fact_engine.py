@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -57,6 +58,27 @@ class FactEngine(Engine):
     ) -> Resolved:
         self.check_kv_dtype(options)
         return super().resolve(options, model, accelerator, layout)
+
+    def dtype_of(self, model: Model, options: Options, accelerator: Accelerator | None = None) -> str:
+        rule = self.facts.dtypes
+        chosen = options.dtype
+        if chosen is None:
+            auto = next((a for kind, a in rule.families.items() if fnmatchcase(model.family, kind)), {})
+            chosen = auto.get(model.dtype) or rule.auto.get(model.dtype, model.dtype)
+        elif chosen not in rule.choices:
+            known = "one of " + ", ".join(rule.choices) if rule.choices else "the checkpoint's own: no flag sets it"
+            raise InputError(f"{chosen} is not run", where=f"{self.name} {self.version}: dtype", expected=known)
+        if chosen == "bfloat16" and accelerator is not None and 0 < accelerator.capability < rule.bfloat16_capability:
+            chosen = "float16"
+        # What is stored without quantising is cast; a what-if of other plain weights would not be what runs.
+        if model.quantization in dtypes.PLAIN and model.quantization != chosen:
+            raise InputError(
+                f"weights in {model.quantization}",
+                where=f"{self.name} {self.version}: weights",
+                expected=f"{chosen}, which it runs",
+                hint=f"Choose dtype {model.quantization} beside it" if model.quantization in rule.choices else "",
+            )
+        return chosen
 
     def check_kv_dtype(self, options: Options) -> None:
         """Raises InputError for a KV-cache dtype this engine does not store (`kv_dtypes` in its facts)."""
@@ -185,12 +207,15 @@ def read_quantization(text: str | None, notes: list[str]) -> str | None:
     return None
 
 
-def check_dtype(words: Words, where: str) -> list[str]:
-    """The --dtype flag as words to ignore. Raises InputError for one that is not the two bytes every figure assumes."""
+def read_dtype(words: Words, where: str) -> str | None:
+    """The --dtype flag; None for the engine's own choice. Raises InputError for one that no model runs in."""
     dtype = words.take("dtype")
-    if dtype not in {None, "auto", "bfloat16", "float16", "half"}:
-        raise InputError(f"--dtype {dtype}", where=where, expected="auto, bfloat16 or float16")
-    return [] if dtype is None else [f"--dtype {dtype}"]
+    if dtype in {None, "auto"}:
+        return None
+    found = dtypes.ALIASES.get(dtype, dtype)
+    if found not in dtypes.PLAIN:
+        raise InputError(f"--dtype {dtype}"[:80], where=where, expected="auto, bfloat16, float16 or float32")
+    return str(found)
 
 
 def model_name(words: Words, where: str) -> str:

@@ -7,10 +7,11 @@ from typing import Any, Literal
 from linkwise.core.errors import InputError
 from linkwise.core.files import parse_yaml_object
 from linkwise.core.schema import Frozen, convert
-from linkwise.engine.base import Batching, Convention, Defaults, Memory
+from linkwise.engine.base import Batching, Convention, Defaults, Dtypes, Memory
 from linkwise.engine.versions import version_key
 
 __all__ = ["NAMES", "Bucket", "Facts", "Flag", "Flags", "LargeDevice", "Overlay", "Raw", "facts", "raw", "version_key"]
+_SECTIONS = ("defaults", "memory", "convention", "batching", "dtypes", "gates")
 NAMES = ("vllm", "sglang", "trtllm", "linkwise", "textbook")
 
 
@@ -63,6 +64,7 @@ class Overlay(Frozen, frozen=True, kw_only=True):
     memory: dict[str, Any] = {}
     convention: dict[str, Any] = {}
     batching: dict[str, Any] = {}
+    dtypes: dict[str, Any] = {}
     gates: dict[str, Any] = {}
     large_device: bool = True
 
@@ -78,6 +80,7 @@ class Raw(Frozen, frozen=True, kw_only=True):
     convention: dict[str, Any]
     batching: dict[str, Any]
     sources: dict[str, str]
+    dtypes: dict[str, Any] = {}
     gates: dict[str, Any] = {}
     large_device: LargeDevice | None = None
     block_tokens_mla_by_capability: dict[str, int] = {}
@@ -97,6 +100,7 @@ class Facts(Frozen, frozen=True, kw_only=True):
     memory: Memory
     convention: Convention
     batching: Batching
+    dtypes: Dtypes
     sources: dict[str, str]
     gates: dict[str, Any]
     large_device: LargeDevice | None
@@ -119,7 +123,7 @@ def facts(name: str, version: str | None = None) -> Facts:
     """An engine's facts at a version; without one, at the version they were taken from."""
     base = raw(name)
     key = version_key(version or base.version)
-    sections = {part: dict(getattr(base, part)) for part in ("defaults", "memory", "convention", "batching", "gates")}
+    sections = {part: dict(getattr(base, part)) for part in _SECTIONS}
     sources, large = dict(base.sources), base.large_device
     for overlay in base.versions:
         if key >= version_key(overlay.before):
@@ -139,6 +143,7 @@ def facts(name: str, version: str | None = None) -> Facts:
         memory=convert(sections["memory"], Memory, where=f"{where}: memory"),
         convention=convert({"name": name, **sections["convention"]}, Convention, where=f"{where}: convention"),
         batching=convert(sections["batching"], Batching, where=f"{where}: batching"),
+        dtypes=convert(sections["dtypes"], Dtypes, where=f"{where}: dtypes"),
         sources=sources,
         gates=sections["gates"],
         large_device=large,

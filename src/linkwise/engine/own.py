@@ -15,6 +15,7 @@ _PROGRAMS = (("linkwise", "serve"),)
 # model_type of config.json, as the runtime reads it (runtime/arch.py).
 FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 _PLAIN = {
+    "dtype": "--dtype",
     "max_batched_tokens": "--max-batched-tokens",
     "max_seqs": "--max-seqs",
     "max_model_len": "--max-len",

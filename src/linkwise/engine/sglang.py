@@ -15,7 +15,6 @@ from linkwise.engine import rules
 from linkwise.engine.base import Convention, Defaults, Options, Parsed, Refusal
 from linkwise.engine.fact_engine import (
     FactEngine,
-    check_dtype,
     check_stages,
     degree,
     flag_words,
@@ -24,6 +23,7 @@ from linkwise.engine.fact_engine import (
     model_name,
     numbered,
     online_quantization,
+    read_dtype,
     read_quantization,
 )
 from linkwise.engine.flags import Words, positive, read, without_program
@@ -130,6 +130,7 @@ class Sglang(FactEngine):
             "--dcp-size": degree(layout.dcp),
             "--ep-size": degree(layout.ep),
             "--moe-a2a-backend": _EXCHANGES[exchange] if exchange else None,
+            "--dtype": options.dtype,
             "--kv-cache-dtype": kv_word(options.kv_dtype, _KV_WORDS, where),
             "--quantization": online_quantization(options, where),
             "--mem-fraction-static": options.memory_utilization,
@@ -160,7 +161,7 @@ class Sglang(FactEngine):
     ) -> Parsed:
         where = "sglang"
         words = read(without_program(arguments, _PROGRAMS), self.facts.flags, where=where)
-        ignored = [*words.ignored, *check_dtype(words, where)]
+        ignored = list(words.ignored)
         notes = list(words.notes)
         ranks, pp, dp, cp, dcp = (positive(words.take(k), k, where) for k in ("tp", "pp", "dp", "cp", "dcp"))
         dp_attn = dp if words.take("dp_attention") else 1
@@ -188,6 +189,7 @@ class Sglang(FactEngine):
             notes.append("--chunked-prefill-size -1 switches chunking off: steps as long as a prompt are not modelled")
             chunk = None
         options = Options(
+            dtype=read_dtype(words, where),
             kv_dtype=kv_dtype(words.take("kv_dtype"), where),
             weight_dtype=read_quantization(words.take("quantization"), notes),
             memory_utilization=words.take("memory_utilization"),

@@ -87,7 +87,7 @@ class Trtllm(FactEngine):
 
     def command(self, model: str, layout: Layout, options: Options, *, replicas: int = 1, nodes: int = 1) -> list[str]:
         one_replica(replicas, "trtllm-serve")
-        for name, unset in (("weight_dtype", None), ("lora_count", 0), ("moe_exchange", None)):
+        for name, unset in (("dtype", None), ("weight_dtype", None), ("lora_count", 0), ("moe_exchange", None)):
             if getattr(options, name) != unset:
                 raise InputError(
                     f"{name} is {getattr(options, name)!r}",

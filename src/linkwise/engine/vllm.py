@@ -16,7 +16,6 @@ from linkwise.engine import rules
 from linkwise.engine.base import Convention, Options, Parsed, Refusal, Resolved
 from linkwise.engine.fact_engine import (
     FactEngine,
-    check_dtype,
     check_stages,
     degree,
     flag_words,
@@ -26,6 +25,7 @@ from linkwise.engine.fact_engine import (
     numbered,
     one_replica,
     online_quantization,
+    read_dtype,
     read_quantization,
 )
 from linkwise.engine.flags import Words, positive, read, unused, without_program
@@ -183,6 +183,7 @@ class Vllm(FactEngine):
             "--enable-expert-parallel": layout.ep > 1,
             "--all2all-backend": _EXCHANGES[exchange] if exchange else None,
             "--compilation-config": json.dumps(sequence) if sequence else None,
+            "--dtype": options.dtype,
             "--kv-cache-dtype": kv_word(options.kv_dtype, _KV_WORDS, where),
             "--quantization": online_quantization(options, where),
             "--gpu-memory-utilization": options.memory_utilization,
@@ -229,7 +230,7 @@ class Vllm(FactEngine):
     ) -> Parsed:
         where = "vllm serve"
         words = read(without_program(arguments, _PROGRAMS), self.facts.flags, where=where)
-        notes, ignored = list(words.notes), [*words.ignored, *check_dtype(words, where), *_unread(words)]
+        notes, ignored = list(words.notes), [*words.ignored, *_unread(words)]
         tp, pp, dp, cp = (positive(words.take(k), k, where) for k in ("tp", "pp", "dp", "pcp"))
         dcp = _decode_degree(positive(words.take("dcp"), "dcp", where), cp, where)
         grouped, replicas = self._data_parallel(dp, bool(words.take("ep")), model, notes)
@@ -256,6 +257,7 @@ class Vllm(FactEngine):
         if kind is not None and backend != _EXCHANGES[kind]:
             notes.append(f"--all2all-backend {backend} is planned as {_EXCHANGES[kind]}: {kind}")
         options = Options(
+            dtype=read_dtype(words, where),
             kv_dtype=kv_dtype(words.take("kv_dtype"), where),
             weight_dtype=read_quantization(words.take("quantization"), notes),
             memory_utilization=words.take("memory_utilization"),

@@ -6,6 +6,7 @@ A reader takes every field it needs through `Fields`, so that what it did not ac
 import re
 from typing import Any
 
+from linkwise.core.dtypes import PLAIN, nbytes
 from linkwise.core.errors import InputError, NotUnderstood
 from linkwise.model.types import Layer, Moe, Split, Tensor
 
@@ -232,8 +233,6 @@ class Draft:
         dtype: str | None = None,
     ) -> None:
         """One unquantised weight (or `count` equal ones); shape is output features first."""
-        from linkwise.core.dtypes import nbytes
-
         elements = count
         for extent in shape:
             elements *= extent
@@ -249,5 +248,6 @@ class Draft:
                 count=count,
                 split=split,
                 units=units,
+                kept=kind if dtype in PLAIN else "",
             )
         )

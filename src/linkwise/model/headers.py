@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from linkwise.core.dtypes import BITS
+from linkwise.core.dtypes import BITS, PLAIN
 from linkwise.core.errors import InputError
 from linkwise.core.files import open_regular, parse_json, read_json_object
 from linkwise.model.matching import generic
@@ -228,6 +228,15 @@ def collect(checkpoint: Checkpoint) -> dict[str, Stored]:
                 expected="the index of these files",
             )
     return dict(modules)
+
+
+def plain_dtype(stored: dict[str, Stored]) -> str:
+    """The dtype most bytes of weights that are not quantised are stored in; "" where there are none."""
+    totals: Counter[str] = Counter()
+    for one in stored.values():
+        if one.dtype in PLAIN:
+            totals[one.dtype] += one.bytes
+    return max(totals, key=lambda dtype: totals[dtype], default="")
 
 
 def _fused(name: str) -> tuple[str, int]:

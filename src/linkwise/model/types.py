@@ -35,6 +35,8 @@ class Tensor(Frozen, frozen=True, kw_only=True):
     dtype: storage dtype of the elements (core.dtypes name).
     bytes: stored bytes of all copies, elements only.
     scale_bytes: quantisation scales and zero points of all copies, global scales included.
+    kept: the dtype that programs keep it in whatever the model's own is (a router's correction, the constants of a
+        recurrence); "" = the model's, see `model.held`.
     split, units: see Split. For COLUMN/ROW `units` is the number of indivisible pieces, 0 = any multiple works.
     """
 
@@ -48,6 +50,7 @@ class Tensor(Frozen, frozen=True, kw_only=True):
     count: int = 1
     split: Split = Split.NONE
     units: int = 0
+    kept: str = ""
 
     @property
     def parameters(self) -> int:

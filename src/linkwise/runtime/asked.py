@@ -15,19 +15,20 @@ from linkwise.dist.groups import MAX_TIMEOUT_S, check_backend, check_timeout
 from linkwise.dist.launch import MAX_LOCAL
 from linkwise.engine import registry
 from linkwise.engine.base import Engine, Options
+from linkwise.model.held import held
 from linkwise.model.read import from_config, load
 from linkwise.model.types import Model
 from linkwise.plan.types import Plan
 from linkwise.runtime import differs
 from linkwise.runtime.arch import check_family, read_arch
-from linkwise.runtime.check import planned_memory, run_as
+from linkwise.runtime.check import planned_memory
 from linkwise.runtime.control import UnitSpec
 from linkwise.runtime.folder import check_layers, check_used
 from linkwise.runtime.pools import check_pools
 from linkwise.runtime.room import free_bytes
 from linkwise.runtime.same import check_same
 from linkwise.runtime.scheduler import Limits
-from linkwise.runtime.weights.places import places
+from linkwise.runtime.weights.places import places, stored_dtype
 
 KV_TOKENS = 16_384  # where neither a plan nor the user says
 KV_SHARE = 0.25  # of the host's free memory, for the KV of all ranks on it
@@ -83,9 +84,13 @@ def settle(
     if dtype and dtype not in DTYPES:
         raise InputError(f"{dtype[:40]!r}", where="--dtype", expected=", ".join(DTYPES))
     check_family(fields, where)
+    if plan is not None:
+        dtype = dtype or plan.options.dtype or ""
     stored = from_config(fields, None, name=folder.name, source=str(folder))
-    arch = read_arch(fields, where=where, dtype=dtype or stored.dtype)
-    model = run_as(stored, dtype or stored.dtype)
+    _, tensors = places(folder)  # a damaged or missing file is found here, not by a rank
+    dtype = dtype or stored_dtype(fields, tensors, folder)
+    arch = read_arch(fields, where=where, dtype=dtype)
+    model = held(stored, dtype)
     notes: list[str] = []
     engine = registry.get("linkwise")
     if plan is not None:
@@ -117,7 +122,6 @@ def settle(
     check_pools(spec)
     if spec.ranks > MAX_LOCAL:
         raise InputError(f"{spec.ranks} ranks", where="layout", expected=f"at most {MAX_LOCAL} on this machine")
-    _, tensors = places(folder)  # a damaged or missing file is found here, not by a rank
     check_layers(tensors, fields, arch.layers)
     unused = check_used(tensors, arch)
     notes += [unused] if unused else []
@@ -168,8 +172,8 @@ def kv_blocks(spec: UnitSpec, layout: Layout) -> int:
 def _planned_model(planned: Model, model: Model, folder: Path, where: str) -> Model:
     """The plan's own model in the dtype that runs, which its ops are checked with. Refused: another one's."""
     # Bytes from headers are compared with bytes from headers, those from shapes with those from shapes.
-    stored = run_as(load(str(folder)), model.dtype) if planned.exact_bytes else model
-    planned = run_as(planned, model.dtype)
+    stored = held(load(str(folder)), model.dtype) if planned.exact_bytes else model
+    planned = held(planned, model.dtype)
     check_same(planned, stored, where)
     return planned
 

@@ -197,10 +197,10 @@ def _orders(spec: UnitSpec, fields: dict[str, Any], arch: Arch) -> Sequence[Sequ
     if spec.prefill is None:
         return [()] * spec.ranks
     from linkwise.engine import registry
+    from linkwise.model.held import held
     from linkwise.model.read import from_config
-    from linkwise.runtime.check import run_as
 
-    model = run_as(from_config(fields, None, name=Path(spec.weights).name, source=spec.weights), arch.dtype)
+    model = held(from_config(fields, None, name=Path(spec.weights).name, source=spec.weights), arch.dtype)
     return orders(model, spec.prefill, spec.layout, registry.get("linkwise"))
 
 

@@ -8,9 +8,6 @@ the same place in its group. A difference is an error in one of the two and is n
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from linkwise.core.dtypes import BITS
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout, coordinates, groups
 from linkwise.dist.observer import Seen
@@ -38,18 +35,6 @@ class Planned(NamedTuple):
     S_bytes: int
     dtype: str
     peer: int = -1
-
-
-def run_as(model: Model, dtype: str) -> Model:
-    """The model with weights and activations in another dtype than the checkpoint's: what `dtype` loads it as."""
-    if dtype == model.dtype:
-        return model
-    scale = BITS[dtype], BITS[model.dtype]
-    tensors = tuple(
-        replace(t, dtype=dtype, bytes=t.bytes * scale[0] // scale[1]) if t.dtype == model.dtype else t
-        for t in model.tensors
-    )
-    return replace(model, dtype=dtype, tensors=tensors)
 
 
 def cut(model: Model, layout: Layout, engine: Engine, layers: Sequence[int] = ()) -> tuple[Stage, ...]:
@@ -83,7 +68,7 @@ def expected(
 ) -> list[Planned]:  # fmt: skip
     """The calls of one rank in one step, in program order.
 
-    model: in the dtype it runs in (`run_as`). rank: of the serving group; its world rank is first + rank.
+    model: in the dtype it runs in (`model.held`). rank: of the serving group; its world rank is first + rank.
     """
     place = coordinates(layout, rank)
     stage = cut(model, layout, engine, layers)[place["pp"]]

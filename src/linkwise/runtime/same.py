@@ -16,7 +16,7 @@ _WHOLE = (
 def check_same(planned: Model, weights: Model, where: str) -> None:
     """Refuse a plan whose model differs from the weights' in anything that matters, by the first difference.
 
-    Both in the dtype they run in (`check.run_as`).
+    Both in the dtype they run in (`model.held`).
     """
     found = _difference(planned, weights)
     if found is not None:

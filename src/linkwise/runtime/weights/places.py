@@ -8,11 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from linkwise.core.dtypes import canonical
 from linkwise.core.errors import InputError
 from linkwise.core.files import read_json_object
 from linkwise.model import headers
 
 SINGLE = "model.safetensors"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class Place:
@@ -93,3 +95,20 @@ def _inside(folder: Path, name: str) -> Path:
     if real.parent != root and not cached:
         raise InputError(f"a link to {real}", where=str(path), expected="a file of the folder itself")
     return real
+
+
+def stored_dtype(fields: dict[str, Any], tensors: dict[str, Place], folder: Path) -> str:
+    """What the config says weights and activations are in, else what most bytes are stored in. Raises InputError."""
+    given = fields.get("dtype") or fields.get("torch_dtype")
+    where = str(folder / "config.json")
+    if isinstance(given, str) and given != "auto":
+        name = canonical(given[:80], where=where)
+    else:
+        total: dict[str, int] = {}
+        for place in tensors.values():
+            total[place.code] = total.get(place.code, 0) + place.bytes
+        code = max(total, key=lambda c: total[c], default="F32")
+        name = DTYPES.get(code, code)
+    if name not in DTYPES.values():
+        raise InputError(f"weights in {name}", where=where, expected="float32, float16 or bfloat16")
+    return name

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from linkwise.core.dtypes import canonical
 from linkwise.core.errors import InputError
-from linkwise.runtime.weights.places import Place, places
-
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+from linkwise.runtime.weights.places import DTYPES, Place, places, stored_dtype
 
 Cut = tuple[int, int] | None
 
@@ -28,7 +25,7 @@ class Source:
         self.folder, self.fields = folder, fields
         self._tensors = tensors
         self._open: dict[Path, Any] = {}
-        self.dtype = _dtype(fields, tensors, folder)
+        self.dtype = stored_dtype(fields, tensors, folder)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -97,19 +94,3 @@ def open_source(folder: str | Path) -> Source:
     """The tensors of a folder; see `places`, which says what is refused. Reads all headers, no weights."""
     folder = Path(folder)
     return Source(folder, *places(folder))
-
-
-def _dtype(fields: dict[str, Any], tensors: dict[str, Place], folder: Path) -> str:
-    given = fields.get("dtype") or fields.get("torch_dtype")
-    where = str(folder / "config.json")
-    if isinstance(given, str) and given != "auto":
-        name = canonical(given[:80], where=where)
-    else:
-        total: dict[str, int] = {}
-        for place in tensors.values():
-            total[place.code] = total.get(place.code, 0) + place.bytes
-        code = max(total, key=lambda c: total[c], default="F32")
-        name = DTYPES.get(code, code)
-    if name not in DTYPES.values():
-        raise InputError(f"weights in {name}", where=where, expected="float32, float16 or bfloat16")
-    return name
