@@ -34,7 +34,7 @@ BY_NAME = [
     "cohere",
     "cohere2",
 ]
-BY_ROLE = ["mixtral", "gpt_oss"]
+BY_ROLE = ["mixtral", "gpt_oss", "gemma3", "qwen2_vl", "qwen2_5_vl"]
 
 
 def _both(kind: str, **changes: Any) -> tuple[Model, Any]:

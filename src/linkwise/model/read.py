@@ -58,17 +58,11 @@ def _from_path(path: Path, weight_dtype: str | None) -> Model:
     quant_path = folder / "hf_quant_config.json"
     quantization = read_json_object(quant_path) if whole and os.path.lexists(quant_path) else None
     name = folder.resolve().name if config_path.name == "config.json" else config_path.stem
-    checkpoint = headers.find(folder) if whole and weight_dtype is None else headers.Checkpoint()
-    stored = headers.collect(checkpoint) if checkpoint.files else {}
-    silent = stored and not _names_dtype(config)
-    if silent:
-        config = {**config, "torch_dtype": headers.plain_dtype(stored) or None}
     model = from_config(config, quantization, name=name, source=str(config_path), weight_dtype=weight_dtype)
+    checkpoint = headers.find(folder) if whole and weight_dtype is None else headers.Checkpoint()
     if not checkpoint.files:
         return model
-    tensors, notes = headers.exact(model.tensors, stored, str(folder))
-    if silent:
-        notes.append(f"the config names no torch_dtype: {model.dtype}, as its files have most of what is not quantised")
+    tensors, notes = headers.exact(model.tensors, headers.collect(checkpoint), str(folder))
     mtp = model.mtp_layers if any(t.role.startswith("mtp.") for t in tensors) else 0
     return msgspec.structs.replace(
         model, tensors=tensors, exact_bytes=True, mtp_layers=mtp, notes=(*model.notes, *notes)
@@ -97,6 +91,8 @@ def from_config(
             families.reader(kind, where=source)  # names the family when it is unknown altogether
             wrapper = families.Wrapper("model.", "lm_head")
         fields = Fields(_text_section(config, source), f"{source}: text_config")
+    elif "vision_config" in top:
+        wrapper = families.WRAPPERS.get(kind)  # written flat: the language model's fields stand at the top
     family = fields.text("model_type", kind)
     draft = families.reader(family, where=source)(fields)
     draft.notes.extend(fields.assumed)
@@ -106,6 +102,8 @@ def from_config(
     hidden = draft.hidden or fields.integer("hidden_size", least=1, most=MAX_WIDTH)
     vocab = draft.vocab or fields.integer("vocab_size", least=1, most=MAX_VOCAB)
     fields.ignore("quantization_config")
+    if wrapper is not None:
+        top.ignore(*_OUTER, *wrapper.ignore)
     fields.refuse_leftovers()
     if wrapper is not None:
         _wrap(wrapper, top, draft)
@@ -140,12 +138,6 @@ def from_config(
     )
 
 
-def _names_dtype(config: dict[str, Any]) -> bool:
-    """Whether a config says the dtype of what is not quantised, for the whole or for its language model."""
-    text = config.get("text_config")
-    return any(one.get(field) for one in (config, text) if isinstance(one, dict) for field in _INHERITED)
-
-
 def _text_section(config: dict[str, Any], source: str) -> dict[str, Any]:
     """The language model's section; dtype is inherited from the whole config, which alone decides about tying."""
     section = config["text_config"]
@@ -169,7 +161,6 @@ def _wrap(wrapper: families.Wrapper, top: Fields, draft: Draft) -> None:
             count(top, draft)
         else:
             draft.notes.append("the vision tower is not counted")
-    top.ignore(*_OUTER, *wrapper.ignore)
     top.refuse_leftovers()
 
 

@@ -26,6 +26,10 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "qwen2": "llama:read_qwen2",
         "qwen3": "llama:read_qwen3",
         "qwen3_vl_text": "llama:read_qwen3_vl",
+        "qwen2_vl": "llama:read_qwen2",
+        "qwen2_vl_text": "llama:read_qwen2",
+        "qwen2_5_vl": "llama:read_qwen2",
+        "qwen2_5_vl_text": "llama:read_qwen2",
         "mimo": "llama:read_mimo",
         "ministral3": "llama:read_ministral3",
         "smollm3": "llama:read_smollm3",
@@ -95,6 +99,10 @@ WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
         "qwen3_vl_moe": _QWEN_VL,
         "qwen3_5": _QWEN_VL,
         "qwen3_5_moe": _QWEN_VL,
+        # Released checkpoints keep the language model's own names.
+        "qwen2_vl": Wrapper("model.", "lm_head", "vision:qwen2_vl"),
+        "qwen2_5_vl": Wrapper("model.", "lm_head", "vision:qwen2_5_vl"),
+        "gemma3": Wrapper("language_model.model.", "language_model.lm_head", "vision:gemma3"),
         "llama4": Wrapper("language_model.model.", "language_model.lm_head"),
         "mistral3": Wrapper("language_model.model.", "language_model.lm_head", "vision:mistral3"),
         "kimi_k25": Wrapper(

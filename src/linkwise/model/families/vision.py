@@ -73,6 +73,107 @@ def qwen3_vl(config: Fields, draft: Draft) -> None:
     fields.refuse_leftovers()
 
 
+def qwen2_5_vl(config: Fields, draft: Draft) -> None:
+    """Qwen2.5-VL: a ViT with RMS norms and gated blocks, most under a window; a merger to the language model."""
+    fields = _section(config)
+    hidden, inner = width(fields, "hidden_size"), width(fields, "intermediate_size")
+    blocks, heads = _qwen2_tower(fields, draft, hidden, norm_bias=False)
+    for block in blocks:
+        for name in ("gate_proj", "up_proj"):
+            column(block, f"mlp.{name}", inner, hidden, heads, role="vision")
+        row(block, "mlp.down_proj", hidden, inner, heads, role="vision")
+    _qwen2_merger(fields, draft, hidden, width(fields, "out_hidden_size"), norm_bias=False)
+    # How far a block sees, and how video frames are timed.
+    fields.ignore("window_size", "fullatt_block_indexes", "tokens_per_second")
+    fields.refuse_leftovers()
+
+
+def qwen2_vl(config: Fields, draft: Draft) -> None:
+    """Qwen2-VL: a ViT with LayerNorms; its `hidden_size` is the language model's, `embed_dim` its own."""
+    fields = _section(config)
+    hidden = width(fields, "embed_dim")
+    inner = hidden * fields.integer("mlp_ratio", default=4, least=1, most=64)
+    blocks, heads = _qwen2_tower(fields, draft, hidden, norm_bias=True)
+    for block in blocks:
+        column(block, "mlp.fc1", inner, hidden, heads, role="vision")
+        row(block, "mlp.fc2", hidden, inner, heads, role="vision")
+    _qwen2_merger(fields, draft, hidden, width(fields, "hidden_size"), norm_bias=True)
+    fields.refuse_leftovers()
+
+
+def _qwen2_tower(fields: Fields, draft: Draft, hidden: int, *, norm_bias: bool) -> tuple[list[Site], int]:
+    """Patch projection, and of each block norms and attention. Returns the blocks, and the heads."""
+    patch = fields.integer("patch_size", least=1, most=1024)
+    time = fields.integer("temporal_patch_size", default=2, least=1, most=64)
+    channels = fields.integer("in_channels", "in_chans", default=3, least=1, most=1024)
+    heads = fields.integer("num_heads", least=1, most=MAX_HEADS)
+    fields.ignore("in_channels", "in_chans", "spatial_patch_size")  # the last repeats patch_size
+    draft.add("visual.patch_embed.proj", "vision.conv", hidden, channels, time, patch, patch)
+    tower = Site(draft, "visual")
+    blocks = [tower.at(f"blocks.{i}") for i in range(fields.integer("depth", least=1, most=MAX_LAYERS))]
+    for block in blocks:
+        _norm(block, "norm1", hidden, bias=norm_bias)
+        _norm(block, "norm2", hidden, bias=norm_bias)
+        column(block, "attn.qkv", 3 * hidden, hidden, heads, role="vision")
+        row(block, "attn.proj", hidden, hidden, heads, role="vision")
+    return blocks, heads
+
+
+def _qwen2_merger(fields: Fields, draft: Draft, hidden: int, out: int, *, norm_bias: bool) -> None:
+    """Joins spatial_merge_size^2 patches into one token of the language model."""
+    heads = fields.integer("num_heads", least=1, most=MAX_HEADS)
+    merged = hidden * fields.integer("spatial_merge_size", default=2, least=1, most=64) ** 2
+    merger = Site(draft, "visual.merger")
+    _norm(merger, "ln_q", hidden, bias=norm_bias)
+    column(merger, "mlp.0", merged, merged, heads, role="vision")
+    row(merger, "mlp.2", out, merged, heads, role="vision")
+
+
+def gemma3(config: Fields, draft: Draft) -> None:
+    """Gemma 3: a SigLIP tower, and a norm and a projection of pooled patches."""
+    fields = _section(config)
+    hidden = siglip(fields, draft, "vision_tower.vision_model")
+    projector = Site(draft, "multi_modal_projector")
+    draft.add(f"{projector.name}.mm_input_projection_weight", "vision.projector", hidden, draft.hidden)
+    _norm(projector, "mm_soft_emb_norm", hidden, bias=False)
+    config.ignore("mm_tokens_per_image")
+    fields.refuse_leftovers()
+
+
+def siglip(fields: Fields, draft: Draft, name: str) -> int:
+    """SigLIP (arXiv 2303.15343): a ViT with LayerNorms and one position per patch, with a pooling head unless
+    `vision_use_head` is false. Returns its width."""
+    hidden, inner = width(fields, "hidden_size"), width(fields, "intermediate_size")
+    patch = fields.integer("patch_size", least=1, most=1024)
+    channels = fields.integer("num_channels", default=3, least=1, most=1024)
+    side = fields.integer("image_size", least=patch, most=65_536) // patch
+    heads = fields.integer("num_attention_heads", least=1, most=MAX_HEADS)
+    tower = Site(draft, name)
+    draft.add(f"{name}.embeddings.patch_embedding", "vision.conv", hidden, channels, patch, patch)
+    draft.add(f"{name}.embeddings.patch_embedding.bias", "vision.conv.bias", hidden)
+    draft.add(f"{name}.embeddings.position_embedding", "vision.embed", side * side, hidden)
+    for index in range(fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)):
+        block = tower.at(f"encoder.layers.{index}")
+        _norm(block, "layer_norm1", hidden)
+        for part in ("q_proj", "k_proj", "v_proj"):
+            column(block, f"self_attn.{part}", hidden, hidden, heads, role="vision")
+        row(block, "self_attn.out_proj", hidden, hidden, heads, role="vision")
+        _norm(block, "layer_norm2", hidden)
+        column(block, "mlp.fc1", inner, hidden, heads, role="vision")
+        row(block, "mlp.fc2", hidden, inner, heads, role="vision")
+    _norm(tower, "post_layernorm", hidden)
+    if fields.flag("vision_use_head", default=True):
+        head = tower.at("head")
+        draft.add(f"{head.name}.probe", "vision.embed", 1, 1, hidden)
+        draft.add(f"{head.name}.attention.in_proj_weight", "vision", 3 * hidden, hidden)
+        draft.add(f"{head.name}.attention.in_proj_bias", "vision.bias", 3 * hidden)
+        _linear(head, "attention.out_proj", hidden, hidden)
+        _norm(head, "layernorm", hidden)
+        _linear(head, "mlp.fc1", inner, hidden)
+        _linear(head, "mlp.fc2", hidden, inner)
+    return hidden
+
+
 def mistral3(config: Fields, draft: Draft) -> None:
     """Mistral-Small 3.x: a Pixtral tower and a patch-merging projector."""
     fields = _section(config)
