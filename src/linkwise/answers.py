@@ -57,7 +57,7 @@ class Handoff(Pair, frozen=True, kw_only=True):
         from linkwise.report.handoff import screen
         from linkwise.report.text import wrapped
 
-        return wrapped(screen(self, self.mixed, self.verdict, self.unserved))
+        return wrapped(screen(self))
 
 
 class Traffic(traffic_types.Traffic, frozen=True, kw_only=True):

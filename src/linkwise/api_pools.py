@@ -1,4 +1,4 @@
-"""The commands that make an offer of separate pools: a plan file of each, both simulated together, and their start.
+"""The commands that make an offer of separate pools: a plan file of each, both simulated, handed over and started.
 
 They are made of the words a plan was asked for with, so that they run as they stand.
 """
@@ -10,18 +10,16 @@ from typing import Any
 
 from linkwise import settings as _settings
 from linkwise.cluster.types import Cluster
-from linkwise.core.layout import Layout
 from linkwise.engine.base import Engine
 from linkwise.model.types import Model
 from linkwise.plan.frontier_types import Frontier, Offer
+from linkwise.plan.handoff_pair import plain
 from linkwise.settings import Settings
 from linkwise.workload.types import Workload
 
 # What of a load shapes a plan without one: a pool does not carry the rate inside the targets on its own.
 _LENGTHS = {"isl": "isl_tokens", "osl": "osl_tokens", "prefix_hit": "prefix_hit", "burst": "burst"}
 _LOAD = {"workload", "rate", "concurrency", "ttft", "tpot", *_LENGTHS}
-# Of a handoff, beside the load (cli_handoff.py).
-_OF_HANDOFF = ("kv_dtype", "weights", "utilization", "max_batched_tokens", "max_seqs", "calibration")
 
 Given = dict[str, Any]
 
@@ -37,7 +35,7 @@ def commands(
     if one is None or one.prefill_layout is None:
         return ()
     kept: Given = {n: v for n, v in settings.items() if n not in _LOAD and n not in _settings.DEGREES}
-    kept |= {"max_batched_tokens": one.max_batched_tokens or None} | _lengths(workload)
+    kept |= _lengths(workload)
     asked = _options({name: _word(value) for name, value in today.items()})
     pools = [
         ["linkwise", "plan", *([_word(model)] if model is not None else []), "--on", _word(where), *asked,
@@ -47,25 +45,18 @@ def commands(
             ("decode", on, one.layout, one.groups),
         )
     ]  # fmt: skip
-    together = ["linkwise", "simulate", "decode.json", "--prefill", "prefill.json", *_load(one, workload)]
-    return (*map(shlex.join, (*pools, together)), *_started(one, workload, model, on, prefill_on, kept, today))
+    files = ["decode.json", "--prefill", "prefill.json"]
+    together = ["linkwise", "simulate", *files, *_load(one, workload)]
+    rate = {"rate": f"{_served(one):.10g}/s"} | _targets(workload)
+    handed = ["linkwise", "handoff", *files, *_options(rate), "-o", "pair.json"]
+    started = [["linkwise", "launch", "pair.json", "-o", "pools"]] if _starts(one, prefill_on) else []
+    return tuple(map(shlex.join, (*pools, together, handed, *started)))
 
 
-def _started(
-    one: Offer, workload: Workload, model: object, on: object, prefill_on: object, kept: Given, today: Given
-) -> tuple[str, ...]:
-    """How such pools are started; nothing where a handoff cannot be asked for: on two clusters, or by other degrees."""
-    layouts: dict[str, Layout] = {"decode": one.layout}
-    if one.prefill_layout is not None:
-        layouts["prefill"] = one.prefill_layout
-    plain = all(x.size == x.pp * x.tp and x.dcp == x.ep == 1 for x in layouts.values())
-    if not plain or prefill_on is not None or model is None:
-        return ()
-    sides = {f"{name}_{degree}": getattr(x, degree) for name, x in layouts.items() for degree in ("tp", "pp")}
-    said = {"engine": _word(today.get("engine")), "prompt": workload.isl_tokens, **sides, "osl": workload.osl_tokens}
-    said |= {name: kept.get(name) for name in _OF_HANDOFF} | {"rate": f"{_served(one):.10g}/s"} | _targets(workload)
-    words = ["linkwise", "handoff", _word(model), "--on", _word(on), *_options(said), "-o", "pair.json"]
-    return shlex.join(words), shlex.join(["linkwise", "launch", "pair.json", "-o", "pools"])
+def _starts(one: Offer, prefill_on: object) -> bool:
+    """Whether `launch` takes such pools."""
+    sides = (one.layout, one.prefill_layout or one.layout)
+    return prefill_on is None and all(map(plain, sides))
 
 
 def _served(one: Offer) -> float:

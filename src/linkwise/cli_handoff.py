@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from linkwise.cli_base import NO, YES, keep, print_blocks, print_json
-from linkwise.cli_words import Json, Links, ModelName, On, Ranks, number, whole
+from linkwise.cli_words import Json, Links, Ranks, number, whole
 
 SETTINGS = (
     "rate",
@@ -21,19 +21,22 @@ SETTINGS = (
     "calibration",
 )
 EngineName = Annotated[
-    str, typer.Option("--engine", help="vllm, sglang, trtllm or linkwise; vllm@0.11 names a version")
+    str | None, typer.Option("--engine", help="vllm (left out), sglang, trtllm or linkwise; vllm@0.11 names a version")
 ]
 
 
 def handoff(
-    model: ModelName,
-    on: On,
-    prompt: Annotated[int, whole("prompt tokens of a request")],
-    prefill_tp: Annotated[int, whole("tensor parallel degree of a prefill group")],
-    decode_tp: Annotated[int, whole("tensor parallel degree of a decode group")],
-    prefill_pp: Annotated[int, whole("pipeline stages of a prefill group")] = 1,
-    decode_pp: Annotated[int, whole("pipeline stages of a decode group")] = 1,
-    engine: EngineName = "vllm",
+    model: Annotated[str, typer.Argument(help="a model as for plan; with --prefill the plan file of the decode pool")],
+    on: Annotated[str | None, typer.Option("--on", help="cluster: 2x8xh200-sxm (nodes first), or a YAML file")] = None,
+    prompt: Annotated[int | None, whole("prompt tokens of a request")] = None,
+    prefill_tp: Annotated[int | None, whole("tensor parallel degree of a prefill group")] = None,
+    decode_tp: Annotated[int | None, whole("tensor parallel degree of a decode group")] = None,
+    prefill_pp: Annotated[int | None, whole("pipeline stages of a prefill group; left out: 1")] = None,
+    decode_pp: Annotated[int | None, whole("pipeline stages of a decode group; left out: 1")] = None,
+    engine: EngineName = None,
+    prefill: Annotated[
+        Path | None, typer.Option("--prefill", help="plan file of the prefill pool, in place of the words above")
+    ] = None,
     connector: Annotated[str, typer.Option(help="KV connector; left out: the engine's default")] = "",
     decode_device: Annotated[int | None, whole("first device of the decode group")] = None,
     retry_share: Annotated[
@@ -61,6 +64,7 @@ def handoff(
         prefill_pp=prefill_pp,
         decode_pp=decode_pp,
         engine=engine,
+        prefill=prefill,
         factors=HandoffOptions(connector=connector, decode_device=decode_device, retry_share=retry_share),
         **settings,
     )
@@ -73,7 +77,7 @@ def handoff(
         from linkwise.report import handoff as screens
 
         print_blocks(
-            screens.screen(found, found.mixed, found.verdict, found.unserved),
+            screens.screen(found),
             screens.ranks(found) if ranks else (),
             screens.links(found) if links else (),
         )

@@ -42,7 +42,7 @@ def test_pools_are_split_where_they_serve_most() -> None:
     # A prompt takes a prefill group 0.1 s, at most 0.9 of its time: 9/s. An answer of 100 tokens at batch 8 and 20 ms a
     # step takes 0.25 group-seconds: 4/s. Of 4 devices: 1 + 3 give min(9, 12) = 9/s, 2 + 2 min(18, 8) = 8/s.
     terms = Terms(case(isl_tokens=1000, osl_tokens=100), {"": 3.6}, None)
-    (offer,) = _points(pair(terms))
+    (offer,) = _points(pair(terms), exact=True)
     assert [offer] == _whole_pools(pair(terms)), "the only batch is the best one"
     assert (offer.prefill_groups, offer.groups, offer.devices) == (1, 3, 4)
     assert offer.rate_per_s == pytest.approx(9.0)

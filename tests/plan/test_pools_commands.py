@@ -51,6 +51,22 @@ def chosen(shell: Shell, words: str) -> tuple[Offer, list[list[str]]]:
     return front.offers[front.choice], typed(shell(words).out)
 
 
+def same_answer(one: Offer, path: Path) -> None:
+    """What a handoff says of two plan files is what the plan said of its choice; four digits of a rate at full load."""
+    pair = package.load(path)
+    said = pair.supply
+    assert said is not None and said.serves
+    assert pair.groups == (one.prefill_layout, one.layout)
+    assert (said.prefill_groups, said.decode_groups) == (one.prefill_groups, one.groups)
+    near = 1e-9 if one.for_rate_per_s else 3e-3
+    assert said.rate_per_s == pytest.approx(one.rate_per_s, rel=near)
+    assert said.ttft_s == pytest.approx(one.ttft_s, rel=near)
+    assert said.tpot_s == pytest.approx(one.tpot_s, rel=near)
+    assert said.starving == one.starving
+    assert (pair.limiting, pair.exposed_s) == (one.limiting_link, pytest.approx(one.exposed_s))
+    assert said.most_per_s >= one.rate_per_s * (1 - 1e-9)
+
+
 @pytest.mark.parametrize("rate", ["", " --rate 6/s"])
 def test_the_lines_make_the_pools_and_serve_what_was_offered(linkwise: Shell, rate: str) -> None:
     one, lines = chosen(linkwise, LOAD + rate)
@@ -74,9 +90,36 @@ def test_the_lines_make_the_pools_and_serve_what_was_offered(linkwise: Shell, ra
         assert value["tpot"]["mean"] == pytest.approx(one.simulated_tpot_s, rel=0.1)
     handed = linkwise(shlex.join(lines[3]))
     assert handed.code == 0, handed.out + handed.err  # the pools that were chosen serve what they were chosen for
+    same_answer(one, linkwise.folder / "pair.json")
     started = linkwise(shlex.join(lines[4]))
     assert started.code == 0, started.out + started.err
     assert (linkwise.folder / "pools" / "deployment.json").exists()
+
+
+OTHERS = {
+    "attention replicas": "deepseek-v3 --on 4x8xh200-sxm --isl 4000 --osl 500 --ttft 2s --tpot 50ms --rate 10/s",
+    "two clusters": "llama-3.3-70b --on 8xh200-sxm --prefill-on 2x8xl40s --isl 4000 --osl 500 --ttft 4s --tpot 15ms"
+    " --price h200-sxm=3,l40s=0.5",
+    "two clusters at a rate": "llama-3.3-70b --on 8xh200-sxm --prefill-on 2x8xl40s --isl 4000 --osl 500 --ttft 4s"
+    " --tpot 15ms --price h200-sxm=3,l40s=0.5 --rate 1/s",
+}
+
+
+@pytest.mark.parametrize("words", OTHERS.values(), ids=OTHERS)
+def test_a_handoff_of_the_plan_files_says_what_the_plan_says(linkwise: Shell, words: str) -> None:
+    one, lines = chosen(linkwise, f"plan {words} --pareto")
+    assert one.prefill_layout is not None, "the case has separate pools as its choice"
+    assert [line[0] for line in lines] == ["plan", "plan", "simulate", "handoff"]
+    for line in (*lines[:2], lines[3]):
+        ran = linkwise(shlex.join(line))
+        assert ran.code == 0, ran.out + ran.err
+    same_answer(one, linkwise.folder / "pair.json")
+    refused = linkwise("launch pair.json -o pools")
+    assert refused.code == 1
+    assert "pools of tp and pp alone, on one cluster" in refused.err
+    pair = package.load(linkwise.folder / "pair.json")
+    assert "transfer_s" in linkwise("explain pair.json transfer_s").out
+    assert (pair.verdict is None) == ("--prefill-on" in words)
 
 
 def test_settings_and_other_devices_are_carried_over(linkwise: Shell) -> None:
@@ -97,20 +140,19 @@ def test_settings_and_other_devices_are_carried_over(linkwise: Shell) -> None:
         f"linkwise plan {model} --on {on} {same} {pp} --tp 2 {ones} --replicas 2 -o decode.json",
         # 5/s x (1 s + 100 x 10 ms) = 10 users.
         "linkwise simulate decode.json --prefill prefill.json --concurrency 10 --ttft 2500ms",
+        "linkwise handoff decode.json --prefill prefill.json --rate 5/s --ttft 2500ms -o pair.json",
     )
     for line in lines[:2]:
         assert linkwise(line.removeprefix("linkwise ")).code == 0
     assert package.load(linkwise.folder / "decode.json").options.memory_utilization == 0.85
     assert package.load(linkwise.folder / "prefill.json").layout == Layout(tp=1)
-    # On one cluster such pools are started by way of a handoff; those with attention replicas are not.
+    # On one cluster such pools are started, too; those with attention replicas are not.
     assert commands(front, load, model, on, None, given, today)[3:] == (
-        f"linkwise handoff {model} --on {on} --engine vllm@0.18 --prompt 2000 --decode-tp 2"
-        " --decode-pp 1 --prefill-tp 1 --prefill-pp 1 --osl 100"
-        " --kv-dtype fp8 --utilization 0.85 --rate 5/s --ttft 2500ms -o pair.json",
+        lines[3],
         "linkwise launch pair.json -o pools",
     )
     other = Frontier(offers=(replace(one, layout=Layout(tp=1, dp_attn=2)),), choice=0, tried=1, devices=6)
-    assert len(commands(other, load, model, on, None, given, today)) == 3
+    assert len(commands(other, load, model, on, None, given, today)) == 4
     said = " ".join(instead(replace(other, commands=lines)))
     assert "no command starts these: launch takes pools of tp and pp alone, on one cluster" in said
     mixed = Frontier(offers=(replace(one, prefill_layout=None),), choice=0, tried=1, devices=6)

@@ -14,7 +14,7 @@ from linkwise.launch import added, data_parallel, key, network, registry
 from linkwise.launch.base import FRONT_PORT, START_S, Asked, Launcher, Ports, own_router
 from linkwise.launch.settle import Source, refused, settle
 from linkwise.launch.types import Deployment, Group, MultiNode, Process, Served, check_given, check_host
-from linkwise.plan.handoff_pair import Pair
+from linkwise.plan.handoff_pair import Pair, Pools, plain
 from linkwise.plan.types import Plan
 
 
@@ -70,6 +70,8 @@ def prepare(source: Source, choices: Choices) -> Prepared:
             where="--multi-node", expected="one of " + ", ".join(launcher.multi_node),
         )  # fmt: skip
     _check_hosts(choices)
+    if isinstance(source, Pair):
+        _refuse_pools(source.pools)
     connector = _connector(source, launcher, own)
     settled = settle(source, model, cluster, own, engine)
     groups = _groups(source, cluster)
@@ -170,7 +172,10 @@ def _groups(source: Source, cluster: Cluster) -> tuple[Group, ...]:
 
 
 def _wanted(source: Pair) -> tuple[int, int]:
-    """Prefill and decode groups: those the rate takes, or the best the devices hold where they do not carry it."""
+    """Prefill and decode groups: those of two plans; else those the rate takes, or the best the devices hold where
+    they do not carry it."""
+    if source.pools is not None:
+        return source.pools.prefill_groups, source.pools.decode_groups
     verdict = source.verdict
     if verdict is None or not verdict.prefill_groups:
         return 1, 1
@@ -205,6 +210,23 @@ def _pools(source: Pair, cluster: Cluster) -> tuple[Group, ...]:
             placed.append(Group(name=f"{role}-{number}", role=role, layout=layout, devices=row))  # type: ignore[arg-type]
             used |= set(row)
     return tuple(sorted(placed, key=lambda g: (g.role != "prefill", int(g.name.rsplit("-", 1)[1]))))
+
+
+def _refuse_pools(pools: Pools | None) -> None:
+    """Raises Refused for pools of two plans that are not started here."""
+    if pools is None:
+        return
+    if pools.other is not None or not (plain(pools.prefill) and plain(pools.decode)):
+        raise Refused(
+            f"pools of {pools.prefill} and {pools.decode}" + (" on two clusters" if pools.other else ""),
+            where="handoff", expected="pools of tp and pp alone, on one cluster",
+        )  # fmt: skip
+    if pools.differs:
+        raise Refused(
+            "the plans differ in " + ", ".join(pools.differs),
+            where="handoff",
+            expected="the same settings for both pools",
+        )
 
 
 def _free(cluster: Cluster, size: int, used: set[int]) -> tuple[int, ...] | None:
@@ -280,7 +302,7 @@ def _rate(source: Source, groups: Sequence[Group]) -> tuple[str, ...]:
     said = []
     if not source.keeps_up:
         said.append(f"the route does not keep up with {source.rate_per_s:g} requests/s: {source.limiting}")
-    supply = source.verdict.supply if source.verdict else None
+    supply = source.supply
     if supply is not None and supply.serves:
         left = source.cluster.size - sum(len(group.devices) for group in groups)
         said.append(supply.reason + (f"; the other {left} are left unused" if left else ""))

@@ -12,8 +12,8 @@ class Offer(Frozen, frozen=True, kw_only=True):
     mode: "mixed" (each group serves prompts and answers) or "separate" (prefill groups hand over to decode groups).
     layout, groups: of the mixed or decode groups. batch: requests at once on one of them. max_batched_tokens: its
     policy; of the prefill groups where they are separate. devices: used, of those given.
-    prefill_rate_per_s, decode_rate_per_s: of one group of separate pools; pair_rate_per_s: prompts/s that the route
-    between a pair of them carries, 0 = no limit known.
+    prefill_rate_per_s, decode_rate_per_s: of one group of separate pools where these do best; pair_rate_per_s:
+    prompts/s that the route between a pair of them carries, 0 = no limit known.
     rate_per_s: of the whole deployment. tokens_per_s_per_device: output tokens. usd_per_Mtoken: per million output
     tokens, devices used. starving: the pool that waits for the other. exposed_s: of a handoff, not hidden by prefill.
     simulated_*: by the event loop, at that rate or else in a closed loop of as many users; None = not simulated.

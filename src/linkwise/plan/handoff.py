@@ -44,6 +44,11 @@ def handoff_figures(
         model, cluster, prompt_tokens, rate_per_s, Layout(tp=prefill_tp, pp=prefill_pp),
         Layout(tp=decode_tp, pp=decode_pp), engine, kv_dtype, options or HandoffOptions(),
     )  # fmt: skip
+    return figures_of(case, given)
+
+
+def figures_of(case: Case, given: Given = plain) -> dict[str, Num]:
+    """The figures of a resolved handoff."""
     return _figures(case, loads_of(case), given)
 
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from linkwise.core.schema import Frozen
-from linkwise.plan.pool_counts import Both, Groups, carrying, latency, limit, whole
+from linkwise.plan.pool_counts import Both, Groups, balance, carrying, latency, limit, whole
 from linkwise.plan.pools import Pool
 
 
@@ -14,7 +14,8 @@ class Supply(Frozen, frozen=True, kw_only=True):
     prefill_groups, decode_groups: the pools this is about: those given, else those needed; 0 = none.
     prefill_most, decode_most: groups the devices hold beside one group of the other pool. most_per_s: of the pools
     given, else of the best pair of pools on the devices. short: "prefill", "decode", "both", "devices" (each pool alone
-    would do) or "". ttft_s, tpot_s: of the pools at the rate; None where they do not serve it.
+    would do) or "". ttft_s, tpot_s: of the pools at the rate; None where they do not serve it. starving: the pool that
+    would wait for the other at the most they serve, "" = neither by 5 %.
     """
 
     rate_per_s: float
@@ -31,6 +32,7 @@ class Supply(Frozen, frozen=True, kw_only=True):
     decode_groups: int = 0
     ttft_s: float | None = None
     tpot_s: float | None = None
+    starving: str = ""
 
 
 class _Side(NamedTuple):
@@ -68,6 +70,7 @@ def supply(both: Both, rate_per_s: float, groups: Groups | None, *, given: bool)
         costs = best.prefill_s, best.decode_s
         sides = _sides(both, Groups(*(whole(rate_per_s * cost) for cost in costs)), pools)
     seen = latency(both, *pools, rate_per_s) if serves else None
+    own = best if given else limit(both, pools)
     lacking = [side for side in sides if side.lacks > 0]
     short = "both" if len(lacking) == 2 else lacking[0].name if lacking else "devices"
     devices = sum(count * ranks for count, ranks in zip(needed, both.ranks, strict=True))
@@ -81,6 +84,7 @@ def supply(both: Both, rate_per_s: float, groups: Groups | None, *, given: bool)
         short="" if serves else short, prefill_groups=pools.prefill, decode_groups=pools.decode,
         ttft_s=None if seen is None else float(seen.ttft_s), tpot_s=None if seen is None else float(seen.tpot_s),
         reason=reason,
+        starving=balance(pools.prefill, own.prefill_s, pools.decode, own.decode_s).starving if own else "",
     )  # fmt: skip
 
 
@@ -102,8 +106,7 @@ def _sides(both: Both, needed: Groups, held: tuple[int, int]) -> tuple[_Side, _S
 def _of_given(rate_per_s: float, sides: tuple[_Side, _Side], most_per_s: float) -> str:
     have = " + ".join(f"{s.held} x {s.name} {s.pool.label}".rstrip() for s in sides)
     lacks = [f"the {s.name} pool is short by {_groups(s.lacks)}" for s in sides if s.lacks > 0]
-    said = f"{have} serve {most_per_s:.4g}/s inside the targets, of {rate_per_s:g}/s asked for"
-    return "; ".join((said, *lacks))
+    return "; ".join((f"{rate_per_s:g}/s of {have}, which serve {most_per_s:.4g}/s inside the targets", *lacks))
 
 
 def _of_needed(

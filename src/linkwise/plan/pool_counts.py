@@ -138,11 +138,11 @@ def splits(both: Both, loads: Loads) -> Splits | None:
         return None
     if both.elsewhere is None:
         even = np.floor(size * loads.prefill_s / seconds_of(both, loads))
-        prompts = np.clip(even + np.arange(-(rd // rp) - 1, 2)[:, None], 1, most)
+        prompts = np.clip(even + np.arange(-(rd // rp) - 1.0, 2.0)[:, None], 1, most)
         answers = np.floor((size - prompts * rp) / rd)
     else:
         even = np.floor(float(size // rd) * loads.prefill_s / loads.decode_s)
-        prompts = np.clip(even + np.arange(2)[:, None], 1, most)
+        prompts = np.clip(even + np.arange(2.0)[:, None], 1, most)
         answers = np.full(prompts.shape, float(size // rd))
     return Splits(prompts, answers, np.minimum(prompts / loads.prefill_s, answers / loads.decode_s))
 

@@ -18,7 +18,7 @@ from linkwise.plan.frontier_types import Offer
 from linkwise.plan.handoff_pools import Moved, Side, between, moved
 from linkwise.plan.handoff_types import HandoffOptions
 from linkwise.plan.offers import Seen, Terms, choose, collect, front, in_time, meets, usd
-from linkwise.plan.pool_counts import Both, Groups, Latency, balance, carrying, each_batch, latency, limit, most
+from linkwise.plan.pool_counts import Both, Groups, Latency, Limit, balance, carrying, each_batch, latency, limit, most
 from linkwise.plan.pools import Pool, pool_of
 from linkwise.plan.search import search
 from linkwise.workload.types import Targets
@@ -111,7 +111,7 @@ def separate(terms: Terms, seen: Sequence[Seen]) -> Apart:
             continue  # devices that nothing is known to join
         alone[pair.prefill.layout] = joined.prefill_s
         whole = pair._replace(moved=joined)
-        full += _points(whole) + _whole_pools(whole)
+        full += _points(whole, exact=True) + _whole_pools(whole)
         for_rate += _for_rate(whole)
     said = "separate pools: of groups without context parallelism, as they come first; not every pair"
     return Apart(full, for_rate, (said,))
@@ -152,8 +152,9 @@ def _moved(pair: _Pair, prefill_s: float | None) -> Moved:
     )  # fmt: skip
 
 
-def _points(pair: _Pair) -> list[Offer]:
-    """The decode batches that were timed, each in the split of the devices that serves most a device."""
+def _points(pair: _Pair, *, exact: bool = False) -> list[Offer]:
+    """The decode batches that were timed, each in the split of the devices that serves most a device. exact: with the
+    pool that starves."""
     # Those beyond the TPOT target are on the front, too.
     both = pair.both()._replace(tpot_s=None)
     found = each_batch(both, both.decode.points())
@@ -163,11 +164,13 @@ def _points(pair: _Pair) -> list[Offer]:
     # A batch that prompts do not fill is a smaller one, which another point has.
     filled = of.prefill / loads.prefill_s >= 0.5 * of.decode / loads.decode_s
     seen = latency(both, of.prefill, of.decode, of.rate)
-    columns = zip(*(x[filled] for x in (*of, loads.prefill_s, loads.decode_s, *seen)), strict=True)
-    return [
-        _offer(pair, Groups(int(p), int(d)), float(rate), (float(first), float(second)), Latency(ttft, tpot, batch))
-        for p, d, rate, first, second, ttft, tpot, batch in columns
-    ]
+    offers, limits = [], dict[Groups, Limit | None]()
+    for p, d, rate, *at in zip(*(x[filled] for x in (*of, *seen)), strict=True):
+        groups = Groups(int(p), int(d))
+        if exact and groups not in limits:
+            limits[groups] = limit(pair.both(), groups)
+        offers.append(_offer(pair, groups, float(rate), limits.get(groups), Latency(*at)))
+    return offers
 
 
 def _whole_pools(pair: _Pair) -> list[Offer]:
@@ -177,12 +180,11 @@ def _whole_pools(pair: _Pair) -> list[Offer]:
     best = None if groups is None else limit(both, groups)
     if groups is None or best is None:
         return []
-    seen = latency(both, *groups, best.rate)
-    return [_offer(pair, groups, best.rate, (best.prefill_s, best.decode_s), seen)]
+    return [_offer(pair, groups, best.rate, best, latency(both, *groups, best.rate))]
 
 
 def _for_rate(pair: _Pair, *, coarse: bool = False) -> list[Offer]:
-    """The cheapest groups that the rate asked for takes. coarse: at the batches that were timed only."""
+    """The cheapest groups that the rate asked for takes. coarse: at the batches that were timed only, and one offer."""
     both, wanted = pair.both(), pair.terms.case.workload.rate_per_s
     if wanted is None:
         return []
@@ -191,14 +193,13 @@ def _for_rate(pair: _Pair, *, coarse: bool = False) -> list[Offer]:
     offers = []
     for groups in held[: 1 if coarse else MOST_COUNTS]:
         best = None if coarse else limit(both, groups)
-        costs = None if best is None else (best.prefill_s, best.decode_s)
-        one = _offer(pair, groups, wanted, costs, latency(both, *groups, wanted))
+        one = _offer(pair, groups, wanted, best, latency(both, *groups, wanted))
         offers.append(replace(one, for_rate_per_s=wanted))
     return offers
 
 
-def _offer(pair: _Pair, groups: Groups, rate: float, costs: tuple[float, float] | None, seen: Latency) -> Offer:
-    """costs: of a request in each pool, group-seconds where the pools do best; None = not asked."""
+def _offer(pair: _Pair, groups: Groups, rate: float, best: Limit | None, seen: Latency) -> Offer:
+    """best: what such groups do inside the targets; None = not asked, or nothing."""
     terms, p, d = pair.terms, pair.prefill, pair.decode
     ttft, tpot, batch = (float(x) for x in seen)
     used = groups.prefill * p.layout.size, groups.decode * d.layout.size
@@ -209,8 +210,8 @@ def _offer(pair: _Pair, groups: Groups, rate: float, costs: tuple[float, float] 
         max_batched_tokens=p.tokens, prefill_layout=p.layout, prefill_groups=groups.prefill,
         prefill_on=terms.prefill.cluster.name if terms.prefill else "",
         usd_per_Mtoken=usd(terms, used[1], used[0], tokens),
-        starving="" if costs is None else balance(groups.prefill, costs[0], groups.decode, costs[1]).starving,
-        prefill_rate_per_s=1 / costs[0] if costs else 0.0, decode_rate_per_s=1 / costs[1] if costs else 0.0,
+        starving=balance(groups.prefill, best.prefill_s, groups.decode, best.decode_s).starving if best else "",
+        prefill_rate_per_s=1 / best.prefill_s if best else 0.0, decode_rate_per_s=1 / best.decode_s if best else 0.0,
         pair_rate_per_s=link if link is not None and isfinite(link) else 0.0, exposed_s=pair.moved.exposed_s,
         limiting_link=pair.moved.link, meets=meets(terms, tpot, ttft, rate),
     )  # fmt: skip
