@@ -122,6 +122,11 @@ READ = [
     'vllm serve m ${TP:+--tp "$TP"} ${EMPTY:+--no "$TP"}',
     "vllm serve m $'a b' \"\" ''",
     "n=8; tp=$((n/2)); vllm serve m -tp $tp -dp $(( n - tp ))",
+    'G=(0,1 "2 3"); for g in "${G[@]}" $# "$*" \'{a,b}\'; do vllm serve m --gpus "$g"; done',
+    "[ $TP = 4 ] && A=$((TP / 2)) || A=1; vllm serve m $A; [ $TP = 5 ] && A=3 || A=$((TP * 2)); vllm serve m $A",
+    "f() { g() { local A=1; return; }; for A in 1 2 3; do :; done; g; }; f; vllm serve m $A",
+    'L=(); unset TP; vllm serve m ${TP-u} ${L-v} ${TP:-w} ${TP+x} "$TP" "${#TP}" $TP',
+    "L=(); unset TP; TP+=8; vllm serve m $TP ${L=s} $L",
     "for g in ${EMPTY:-0,1 2,3}; do vllm serve m --gpus $g; done",
     'export VAR=1; unset VAR; vllm serve m "${VAR:-gone}"',
 ]

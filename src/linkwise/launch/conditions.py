@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from linkwise.launch import shell
 from linkwise.launch.expand import Text, changed
-from linkwise.launch.shell import Body, Loop, Simple, Sum
+from linkwise.launch.shell import Body, Function, Loop, Simple, Sum
 from linkwise.launch.work import Work
 
 DECLARES = {"export", "declare", "typeset", "local", "readonly"}
@@ -51,8 +51,8 @@ def matches(word: Text, written: str, pattern: Text) -> bool | None:
     return word.text == pattern.text
 
 
-def _commands(node: object, work: Work) -> list[Simple | Sum | Loop]:
-    """Every command inside blocks, for what they set. Blocks that are not walked are counted here."""
+def _commands(node: object, work: Work, *, functions: bool) -> list[Simple | Sum | Loop]:
+    """Every command inside blocks, of functions defined there too or not. Blocks that are not walked count as steps."""
     found: list[Simple | Sum | Loop] = []
     waiting = [node]
     while waiting:
@@ -63,7 +63,7 @@ def _commands(node: object, work: Work) -> list[Simple | Sum | Loop]:
             work.words(one.words)
         elif isinstance(one, Sum):
             work.words((one.text,))
-        elif isinstance(one, tuple):
+        elif isinstance(one, tuple) and (functions or not isinstance(one, Function)):
             work.step(len(one))
             waiting += one
     return found
@@ -75,7 +75,7 @@ def sets(body: Body, functions: Mapping[str, Body | None], work: Work) -> set[st
     seen: set[str] = set()
     waiting: list[object] = [body]
     while waiting:
-        for command in _commands(waiting.pop(), work):
+        for command in _commands(waiting.pop(), work, functions=True):
             if isinstance(command, Loop):
                 found |= {command.name} - {""}
                 continue
@@ -100,19 +100,20 @@ def sets(body: Body, functions: Mapping[str, Body | None], work: Work) -> set[st
 
 def jumps(body: Body, work: Work) -> bool:
     return any(
-        isinstance(c, Simple) and c.words[:1] in {("break",), ("continue",), ("return",)} for c in _commands(body, work)
+        isinstance(c, Simple) and c.words[:1] in {("break",), ("continue",), ("return",)}
+        for c in _commands(body, work, functions=False)
     )
 
 
 def waits(body: Body, work: Work) -> bool:
     """Whether a turn of a loop ends what it started before the next."""
-    return any(isinstance(c, Simple) and c.words[:1] == ("wait",) for c in _commands(body, work))
+    return any(isinstance(c, Simple) and c.words[:1] == ("wait",) for c in _commands(body, work, functions=False))
 
 
 def local_names(body: Body, work: Work) -> set[str]:
     return {
         re.split(r"[+=]", word)[0]
-        for command in _commands(body, work)
+        for command in _commands(body, work, functions=False)
         if isinstance(command, Simple) and command.words[:1] in {("local",), ("declare",), ("typeset",)}
         for word in command.words[1:]
         if not word.startswith("-")

@@ -33,7 +33,7 @@ class Text(NamedTuple):
     splits: bool = False
 
 
-Value = Text | tuple[Text, ...]  # an array's words
+Value = Text | tuple[Text, ...]  # an array's words; none: unset, too
 
 
 class Reader:
@@ -130,6 +130,16 @@ def _find(text: str, sign: str, at: int) -> int:
 
 def _open(text: str, at: int) -> InputError:
     return InputError(f"not a command: {text[at : at + 40]!r}", where="script", expected="balanced quotes")
+
+
+def bare(written: str) -> str:
+    """What of a word stands outside quotes and expansions: there a shell sees patterns and lists."""
+    found, at = [], 0
+    while at < len(written):
+        plain = _LITERAL.match(written, at)
+        found.append(plain[0] if plain else "")
+        at = plain.end() if plain else piece_end(written, at)
+    return "".join(found)
 
 
 def fields(written: str, scope: Scope, reader: Reader) -> tuple[list[Text], Scope]:
@@ -250,7 +260,7 @@ def _value(piece: str, scope: Scope, reader: Reader, *, split: bool, quoted: boo
     if counted:
         return [_length(piece, name, index, scope, reader)]
     values = _named(name, index, scope)
-    empty = values is None or (bool(colon) and not any(v.text for v in values))
+    empty = _unset(name, scope) or values is None or (bool(colon) and not any(v.text for v in values))
     if sign == "+" and empty:
         return [Text("")]
     if sign == "+" and values is not None and not all(v.known for v in values):
@@ -310,6 +320,10 @@ def _named(name: str, index: str | None, scope: Scope) -> tuple[Text, ...] | Non
     return words[place : place + 1] or (Text(""),)
 
 
+def _unset(name: str, scope: Scope) -> bool:
+    return scope.variables.get(name) == () or _named(name, None, scope) is None
+
+
 def _short(piece: str) -> str:
     """An expansion as a word without blanks: $(nvidia-smi...)."""
     first, blank, _ = piece.partition(" ") if "\n" not in piece else (*re.split(r"\s", piece, maxsplit=1), "")[:3]
@@ -323,7 +337,7 @@ def _assigned(written: str, scope: Scope, reader: Reader) -> Scope:
     """The variables after ${NAME:=VALUE} and $((NAME++)) in a word."""
     for name, colon, default in re.findall(rf"\$\{{({_NAME})(:?)=([^{{}}]*)\}}", written):
         values = _named(name, None, scope)
-        if values is None or (colon and not values[0].text):
+        if _unset(name, scope) or (colon and values and not values[0].text):
             scope = scope.assign({name: text(default, scope, reader)})
     if "$((" in written:
         scope = scope.assign({n: reader.hole(f"${n}", "is changed by a sum") for n in changed(written)})

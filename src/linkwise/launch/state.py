@@ -104,7 +104,7 @@ def rearranged(name: str, found: Sequence[Text], state: State) -> State:
     """After `set -- WORDS`, `shift [N]` and `unset NAMES`."""
     words, scope = [w.text for w in found], state.scope
     if name == "unset":
-        scope = scope.assign({each: Text("") for each in {*words[1:]} & scope.variables.keys()})
+        scope = scope.assign(dict.fromkeys({*words[1:]} & scope.variables.keys(), ()))
     elif name == "shift":
         count = int(words[1]) if len(words) > 1 and re.fullmatch(r"\d{1,3}", words[1]) else 1
         scope = scope._replace(arguments=scope.arguments[count:])

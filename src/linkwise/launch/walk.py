@@ -11,7 +11,7 @@ from typing import NamedTuple
 from linkwise.core.errors import InputError
 from linkwise.launch import programs, shell
 from linkwise.launch.conditions import DECLARES, PATTERN, READS, holds, jumps, local_names, matches, sets, waits
-from linkwise.launch.expand import Reader, Scope, Text, Value, changed, document, fields, text
+from linkwise.launch.expand import Reader, Scope, Text, Value, bare, changed, document, fields, text
 from linkwise.launch.programs import Script
 from linkwise.launch.shell import Body, Case, Chain, Command, Function, Group, If, Loop, Pipe, Simple, Sum, Test
 from linkwise.launch.state import State, assign, lost, merge, rearranged
@@ -23,6 +23,7 @@ _MOST_CALLS = 30
 _MOST_DEEP = 80  # blocks, functions and shells in one another
 _MOST_TURNS = 64
 _COMMAND = 50  # steps of a command, beside those of its words
+_SUBSTITUTES = re.compile(r"\$\((?!\()|`")  # a command, whose failure is the assignment's
 _LEAVES = {"exit", "return", "break", "continue"}
 _SUCCEEDS = DECLARES | {"echo", "printf", "set", "shift", ":", "true", "unset", "trap", "shopt", "umask", "hash"}
 
@@ -207,7 +208,8 @@ class _Walk:
         if counted:
             first, last = (counted[1], counted[2]) if counted[1] else (counted[3] or "1", counted[4])
             return [Text(str(n)) for n in range(int(first), int(last) + 1)]
-        if re.search(r"(?<!\$)\{[^{}]*(,|\.\.)|^~", written) or PATTERN.search(written):
+        unquoted = bare(written)
+        if re.search(r"\{[^{}]*(,|\.\.)|^~", unquoted) or PATTERN.search(unquoted):
             return [self.reader.hole("$(files)", "files or a list that the shell makes")]
         return fields(written, scope, self.reader)[0]
 
@@ -227,7 +229,7 @@ class _Walk:
         if not found:
             for word in assigned:
                 state = assign(word, state, self.reader)
-            return (state, state) if any("$(" in w or "`" in w for w in assigned) else (state, None)
+            return (state, state) if any(_SUBSTITUTES.search(w) for w in assigned) else (state, None)
         before = [f"{word.partition('=')[0]}={text(word.partition('=')[2], state.scope, self.reader).text}"
                   for word in assigned if "[" not in word.partition("=")[0]]  # fmt: skip
         name = found[0].text
