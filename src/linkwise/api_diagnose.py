@@ -9,7 +9,8 @@ from linkwise.diagnose.diagnose import diagnose as judge
 from linkwise.diagnose.diagnose import since as newest
 from linkwise.diagnose.types import Findings
 from linkwise.plan.types import Plan
-from linkwise.trace.gather import Evidence, Unusable, gather
+from linkwise.trace.gather import Evidence, gather
+from linkwise.trace.whose import Unusable
 
 
 def diagnose(*evidence: "FilePath", plan: "FilePath | Plan | None" = None, since: str = "") -> Findings:

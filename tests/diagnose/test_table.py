@@ -3,10 +3,12 @@
 import pytest
 from msgspec.structs import replace
 from tests.diagnose.made import Step, run
+from tests.diagnose.made_facts import fact
 
 from linkwise.diagnose.diagnose import diagnose
 from linkwise.report.diagnose import screen
-from linkwise.trace.gather import Evidence, Unusable
+from linkwise.trace.gather import Evidence
+from linkwise.trace.whose import Unusable
 
 
 def half(found: Evidence, rank: int) -> Evidence:
@@ -42,3 +44,30 @@ def test_without_a_fault_the_first_line_says_what_was_not_read():
         "no fault found in 2 ranks, as far as they were read; not read: the end of the record of rank 1, 1 file"
     )
     assert next(screen(diagnose(found))) == "no fault found in 2 ranks"
+
+
+def units(*names: str) -> Evidence:
+    """Two ranks of each unit, in a folder of its own, in ten calls."""
+    made = run({"tp": (0, 1)}, [Step("tp", {})] * 10)
+    ranks = [
+        replace(rank, source=f"{name}/r{rank.head.rank}", head=replace(rank.head, unit=name))
+        for name in names
+        for rank in made.trace.ranks
+    ]
+    return replace(made, trace=replace(made.trace, ranks=tuple(ranks)))
+
+
+@pytest.mark.parametrize(
+    ("said", "whose"),
+    [
+        (fact("exit", "dead", -9, {"unit": "a"}, rank=1), [("a", 1)]),
+        (fact("exit", "dead", -9, {"unit": "a start 2"}, rank=1), [("a start 2", 1)]),
+        (fact("exit", "dead", -9, {"unit": "c"}, rank=1), [("", 1)]),  # a unit without records
+        (fact("error", "cuda", rank=1, source="b/log: line 3"), [("b", 1)]),
+        (fact("error", "cuda", rank=1, source="log: line 3"), [("", 1)]),  # nothing says of which unit
+        (fact("error", "cuda", rank=0, source="a/log: line 3", unix_ns=1), [("a", 0)]),
+    ],
+)
+def test_errors_are_those_of_the_unit_and_the_start_they_are_told_of(said, whose):
+    rows = diagnose(replace(units("a", "a start 2", "b"), facts=(said,))).ranks
+    assert [(row.unit, row.rank) for row in rows if row.errors] == whose

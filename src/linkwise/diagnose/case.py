@@ -1,5 +1,6 @@
 """What a rule looks at: all the evidence, joined and measured once."""
 
+import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from linkwise.trace.clocks import Clocks, align
 from linkwise.trace.facts import Fact
 from linkwise.trace.gather import Evidence
 from linkwise.trace.joined import Joined, join, moved
+from linkwise.trace.whose import START
 
 
 class Case:
@@ -110,6 +112,30 @@ class Case:
     def facts(self, kind: str, *names: str) -> list[Fact]:
         """Facts of a kind, all or those whose name begins with one of `names`."""
         return [fact for fact in self._by_kind.get(kind, ()) if not names or fact.name.startswith(names)]
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for place, rank in enumerate(self.evidence.trace.ranks):
+            found.setdefault(rank.head.rank, []).append(place)
+        return found
+
+    def records_of(self, fact: Fact) -> list[int]:
+        """Records of the rank that a statement names: none or one; several where nothing says of which unit it is."""
+        ranks = self.evidence.trace.ranks
+        found = self._by_rank.get(fact.rank, [])
+        if unit := fact.label("unit"):
+            return [place for place in found if ranks[place].head.unit == unit]
+        folder = os.path.dirname(fact.source.partition(": line ")[0])
+        same_host = [place for place in found if fact.host and ranks[place].head.host == fact.host]
+        same_folder = [place for place in found if os.path.dirname(ranks[place].source) == folder]
+        for some in (same_host, same_folder):
+            both = [place for place in some if place in found]
+            found = both if len(found) > 1 and both else found
+        if len({ranks[place].head.unit.partition(START)[0] for place in found}) == 1 and fact.unix_ns:
+            begun = [place for place in found if ranks[place].head.anchor.unix_ns <= fact.unix_ns]
+            found = sorted(begun, key=lambda place: ranks[place].head.anchor.unix_ns)[-1:] or found
+        return found
 
     def fault(self, *places: int) -> Fault:
         """Records as the place of a fault: their ranks, and host and device where they are the same for all."""

@@ -56,11 +56,11 @@ class Places:
 
 def place_of(case: Case, rank: int, fact: Fact | None = None) -> Fault:
     """A rank as the place of a fault: as its record knows it, else as a fact of it does."""
-    unit = fact.label("unit") if fact else ""
-    for place, record in enumerate(case.joined.ranks):
-        if record.head.rank == rank and record.head.unit == (unit or record.head.unit):
-            return case.fault(place)
-    return Fault(ranks=(rank,), host=fact.host if fact else "", unit=unit)
+    fact = fact or Fact("place", "rank", rank=rank)
+    records = case.records_of(fact._replace(rank=rank))
+    if len(records) == 1:
+        return case.fault(records[0])
+    return Fault(ranks=(rank,), host=fact.host, unit=fact.label("unit"))
 
 
 def _device(name: str) -> str:

@@ -13,7 +13,7 @@ from linkwise.trace.joined import P2P, Joined
 
 
 def rows(case: Case) -> tuple[Row, ...]:
-    """One row a record, and one for each rank that only logs or monitors speak of."""
+    """One row a record, and one for each rank that only logs or monitors speak of, or without saying of which unit."""
     joined, t = case.joined, case.timing
     count = len(joined.ranks)
     who = joined.rows.who
@@ -29,7 +29,7 @@ def rows(case: Case) -> tuple[Row, ...]:
         after = np.where((joined.rows.ended_ns > 0) & there, t.leave - np.maximum(t.last[call], t.arrive), 0)
         moved = np.bincount(who, weights=np.maximum(after, 0), minlength=count) / 1e9
     errors, transports, last = _errors(case), _transports(case), _last(case)
-    places = _by_rank(case.facts("place"))
+    places = _by_record(case, case.facts("place"))
     found = [
         Row(
             unit=rank.head.unit,
@@ -42,22 +42,21 @@ def rows(case: Case) -> tuple[Row, ...]:
             waited_s=None if waited is None else float(waited[place]),
             own_s=None if gaps is None else float(gaps[place]),
             moved_s=None if moved is None or rank.polled else float(moved[place]),
-            transport=transports.get(rank.head.rank, "") or rank.head.transport,
-            errors=errors.get(rank.head.rank, ()),
+            transport=transports.get((place, rank.head.rank), "") or rank.head.transport,
+            errors=errors.get((place, rank.head.rank), ()),
             last=last.get(place, ""),
         )
         for place, rank in enumerate(joined.ranks)
     ]
-    named = {rank.head.rank for rank in joined.ranks}
-    others = sorted({fact.rank for fact in case.evidence.facts if fact.rank >= 0} - named)
-    for rank in others[:4096]:
+    told = {(-1, fact.rank) for fact in case.evidence.facts if fact.rank >= 0 and not case.records_of(fact)}
+    for key in sorted(told | {key for key in (*errors, *transports) if key[0] < 0})[:4096]:
         found.append(
             Row(
-                rank=rank,
-                host=next((fact.host for fact in places.get(rank, ()) if fact.host), ""),
-                device=next((fact.device for fact in places.get(rank, ()) if fact.device), ""),
-                transport=transports.get(rank, ""),
-                errors=errors.get(rank, ()),
+                rank=key[1],
+                host=next((fact.host for fact in places.get(key, ()) if fact.host), ""),
+                device=next((fact.device for fact in places.get(key, ()) if fact.device), ""),
+                transport=transports.get(key, ""),
+                errors=errors.get(key, ()),
             )
         )
     return tuple(found)
@@ -73,27 +72,31 @@ def _all_there(joined: Joined, arrive: Ints, call: Ints) -> npt.NDArray[np.bool_
     return found
 
 
-def _by_rank(facts: list[Fact]) -> dict[int, list[Fact]]:
-    found: dict[int, list[Fact]] = {}
+Key = tuple[int, int]  # a record, or -1 where no single one is known, and the rank
+
+
+def _by_record(case: Case, facts: list[Fact]) -> dict[Key, list[Fact]]:
+    found: dict[Key, list[Fact]] = {}
     for fact in facts:
         if fact.rank >= 0:
-            found.setdefault(fact.rank, []).append(fact)
+            records = case.records_of(fact)
+            found.setdefault((records[0] if len(records) == 1 else -1, fact.rank), []).append(fact)
     return found
 
 
-def _transports(case: Case) -> dict[int, str]:
-    """By rank, what carries its calls, the commonest first."""
+def _transports(case: Case) -> dict[Key, str]:
+    """What carries calls, the commonest first."""
     return {
-        rank: ", ".join(kind for kind, _ in Counter(fact.name for fact in facts).most_common(3))
-        for rank, facts in _by_rank(case.facts("transport")).items()
+        key: ", ".join(kind for kind, _ in Counter(fact.name for fact in facts).most_common(3))
+        for key, facts in _by_record(case, case.facts("transport")).items()
     }
 
 
-def _errors(case: Case) -> dict[int, tuple[str, ...]]:
-    """By rank, names of what went wrong there."""
+def _errors(case: Case) -> dict[Key, tuple[str, ...]]:
+    """Names of what went wrong."""
     kinds = ("device", "network", "error", "watchdog", "missing", "exit")
-    facts = _by_rank([fact for kind in kinds for fact in case.facts(kind)])
-    return {rank: tuple(dict.fromkeys(fact.name for fact in mine))[:8] for rank, mine in facts.items()}
+    facts = _by_record(case, [fact for kind in kinds for fact in case.facts(kind)])
+    return {key: tuple(dict.fromkeys(fact.name for fact in mine))[:8] for key, mine in facts.items()}
 
 
 def _last(case: Case) -> dict[int, str]:

@@ -19,10 +19,11 @@ from linkwise.plan.types import Plan
 from linkwise.trace import readers
 from linkwise.trace.events import RankTrace, Trace
 from linkwise.trace.facts import Fact
-from linkwise.trace.gather import Evidence, Unusable
+from linkwise.trace.gather import Evidence
 from linkwise.trace.ras_live import ask
 from linkwise.trace.readers.base import Source
 from linkwise.trace.readers.own import read_tail
+from linkwise.trace.whose import Unusable, told
 from linkwise.trace.writer import EARLIER, FAULTS, SUFFIX
 
 TURN_S = 2.0
@@ -59,7 +60,7 @@ class Watch:
         self.last = diagnose(self._evidence(), self.plan, without=("absent",))
         now = time.time()
         seen = {(one.class_, one.original_fault): one for one in self.last.findings}
-        sure = {key: one for key, one in seen.items() if key in self._once or key in self._known or _told(one)}
+        sure = {key: one for key, one in seen.items() if key in self._once or key in self._known or _seen(one)}
         self._once = set(seen)
         changes = [Change(one, over=False, at=now) for key, one in sure.items() if key not in self._known]
         changes += [Change(one, over=True, at=now) for key, one in self._known.items() if key not in seen]
@@ -69,7 +70,7 @@ class Watch:
     def _evidence(self) -> Evidence:
         ranks: list[RankTrace] = []
         facts: list[Fact] = []
-        bad: list[Unusable] = []
+        bad: list[tuple[str, str]] = []
         for path in self._files():
             try:
                 if path.name.endswith(FAULTS):
@@ -77,12 +78,12 @@ class Watch:
                 else:
                     ranks.append(read_tail(path, TAIL_BYTES))
             except InputError as error:
-                bad.append(Unusable(path.name, str(error)))
+                bad.append((str(path), str(error)))
         heard = self._ras()
         return Evidence(
             trace=Trace(ranks=tuple(ranks) + heard.trace.ranks),
             facts=tuple(fact for fact in facts if fact.unix_ns >= self._began_ns) + heard.facts,
-            unusable=tuple(bad) + heard.unusable,
+            unusable=tuple(one._replace(path=Path(one.path).name) for one in told(bad, ranks)) + heard.unusable,
         )
 
     def _files(self) -> Iterator[Path]:
@@ -131,6 +132,6 @@ class Watch:
         return self._heard
 
 
-def _told(one: Finding) -> bool:
+def _seen(one: Finding) -> bool:
     """Whether a driver saw it, so that it need not be seen twice."""
     return one.first_reporter == DRIVER

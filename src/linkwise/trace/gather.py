@@ -22,6 +22,7 @@ from linkwise.trace.limits import allow_cpu, limit
 from linkwise.trace.readers.base import Reading, Source
 from linkwise.trace.readers.own import joined
 from linkwise.trace.readers.shared import folder_host
+from linkwise.trace.whose import START, Unusable, of_starts, renamed, told
 from linkwise.trace.writer import EARLIER, SUFFIX
 
 MAX_FILES = 65_536
@@ -29,13 +30,6 @@ MAX_DEPTH = 16
 PARALLEL_BYTES = 2 * 2**20  # below this processes cost more than they save
 FILE_CPU_S = 120  # processor time one file may take before its process is ended
 LINES_SHARE = 0.75  # of it, after which a log is read no further
-
-
-class Unusable(NamedTuple):
-    """A file that could not be used, and why."""
-
-    path: str
-    reason: str
 
 
 class Used(NamedTuple):
@@ -160,10 +154,10 @@ def _together(found: list[_Read]) -> Evidence:
     ranks, doubles = _told_apart(_ranks(good))
     return Evidence(
         trace=Trace(ranks=tuple(ranks)),
-        facts=tuple(fact for _, reading in good for fact in reading.facts),
+        facts=of_starts([fact for _, reading in good for fact in reading.facts], ranks),
         spans=tuple(span for _, reading in good for span in reading.spans),
         used=tuple(Used(one.path, one.format, reading.notes + doubles.get(one.path, ())) for one, reading in good),
-        unusable=tuple(Unusable(one.path, one.reason) for one in found if one.reading is None),
+        unusable=told([(one.path, one.reason) for one in found if one.reading is None], ranks),
     )
 
 
@@ -252,8 +246,5 @@ def _fuller(path: str, rank: RankTrace) -> tuple[int, bool, str]:
 
 
 def _named(seen: dict[int, tuple[str, RankTrace]], unit: str, start: int) -> list[RankTrace]:
-    name = f"{unit} start {start}" if start > 1 else unit
-    return [
-        rank if rank.head.unit == name else replace(rank, head=replace(rank.head, unit=name[-200:]))
-        for _, rank in seen.values()
-    ]
+    name = f"{unit}{START}{start}" if start > 1 else unit
+    return [renamed(rank, name) for _, rank in seen.values()]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
+from linkwise.diagnose.rules import unread
 from linkwise.diagnose.types import Fault, Finding
 from linkwise.trace.facts import Fact
 from linkwise.trace.joined import P2P
@@ -31,9 +32,9 @@ class Block(NamedTuple):
 
 def find(case: Case) -> Iterator[Finding]:
     """A finding for each host, stage or run of ranks that has no record at all."""
-    told = {fact.rank for kind in ("exit", "missing") for fact in case.facts(kind)}
+    told = [fact for kind in ("exit", "missing") for fact in case.facts(kind)]
     for block in blocks(case):
-        if set(block.ranks) <= told:
+        if set(block.ranks) <= {fact.rank for fact in told if fact.label("unit", block.unit) == block.unit}:
             continue  # other rules say what is known of them
         waits = waited_for(case, block)
         if waits or _expected(case, block):
@@ -52,7 +53,7 @@ def _blocks(case: Case) -> list[Block]:
     for unit in dict.fromkeys(rank.head.unit for rank in case.joined.ranks):
         known = {rank.head.rank for rank in case.joined.ranks if rank.head.unit == unit}
         world = max(rank.head.world for rank in case.joined.ranks if rank.head.unit == unit)
-        missing = set(range(min(world, MOST_RANKS))) - known
+        missing = set(range(min(world, MOST_RANKS))) - known - set(unread.files(case, unit))
         by_host = _by_host(case, unit)
         named = [(ranks, f"host {name}", name) for name, ranks in by_host.items()]
         for ranks, words, host in (
@@ -223,9 +224,10 @@ def _elsewhere(case: Case, groups: list[int]) -> bool:
     return False
 
 
-def exit_of(case: Case, rank: int) -> Fact | None:
-    """What is known of the end of a rank's process."""
-    return next((fact for fact in case.facts("exit") if fact.rank == rank), None)
+def exit_of(case: Case, unit: str, rank: int) -> Fact | None:
+    """What is known of the end of the process of a unit's rank."""
+    ends = (fact for fact in case.facts("exit") if fact.rank == rank)
+    return next((fact for fact in ends if fact.label("unit", unit) == unit), None)
 
 
 def each(case: Case, lacking: dict[tuple[str, int], list[str]], reporter: str) -> Iterator[Finding]:
@@ -233,14 +235,19 @@ def each(case: Case, lacking: dict[tuple[str, int], list[str]], reporter: str) -
     may wait for the other: then it is not said which."""
     together = {(block.unit, rank) for block in blocks(case) for rank in block.ranks}
     alone = {key: why for key, why in lacking.items() if key not in together}
-    left = [key for key in alone if exit_of(case, key[1]) is None]
+    for unit in dict.fromkeys(unit for unit, _ in lacking):
+        waits = {rank: why for (at, rank), why in lacking.items() if at == unit and exit_of(case, unit, rank) is None}
+        if waits and unread.hidden(case, unit, waits):
+            alone = {key: why for key, why in alone.items() if key[0] != unit or key[1] not in waits}
+            yield unread.of_files(case, unit, waits, reporter)
+    left = [key for key in alone if exit_of(case, *key) is None]
     doubt = {key: alone[key] for key in left if _may_wait(case, key, [one for one in left if one != key])}
     for (unit, rank), why in alone.items():
-        free = [] if exit_of(case, rank) else _free(case, unit, rank)
+        free = [] if exit_of(case, unit, rank) else _free(case, unit, rank)
         if free:
             yield _or_free(case, unit, rank, free, why, reporter)
         elif (unit, rank) not in doubt or len(doubt) < 2:
-            yield _one(case, unit, rank, why, reporter, exit_of(case, rank))
+            yield _one(case, unit, rank, why, reporter, exit_of(case, unit, rank))
     if len(doubt) > 1:
         yield _several(doubt, reporter)
 

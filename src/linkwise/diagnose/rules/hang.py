@@ -14,10 +14,11 @@ import numpy as np
 
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.progress import Progress, on_device
-from linkwise.diagnose.rules import absent, departed, messages, nobody, whereabouts
+from linkwise.diagnose.rules import absent, departed, messages, nobody, unread, whereabouts
 from linkwise.diagnose.rules.whereabouts import Why
 from linkwise.diagnose.timing import ROOTED
 from linkwise.diagnose.types import DRIVER, Cause, Class, Finding
+from linkwise.trace.facts import Fact
 
 _ALIKE = "the group's calls are all alike: their count does not tell a call left out from one not reached"
 _EVEN = "its peers in collectives are as far as it is: it may have left a message out, before its record begins"
@@ -33,7 +34,7 @@ def find(case: Case) -> Iterator[Finding]:
     behind = {**over, **behind}
     idle = {place: why for place, why in (begun | idle).items() if place not in behind}
     # One that is stopped, or has ended, inside a call is no witness that others keep it waiting.
-    gone = {*told, *(place for place, one in enumerate(case.joined.ranks) if absent.exit_of(case, one.head.rank))}
+    gone = {*told, *(place for place in range(len(case.joined.ranks)) if _end(case, place))}
     silent, alone = _silent(case, gone)
     lacking = absent.of_groups(case, {*behind, *idle, *silent})
     waits = messages.awaited(case, gone | {*over})
@@ -47,10 +48,13 @@ def find(case: Case) -> Iterator[Finding]:
     reporter = _reporter(case)
     for place, texts in (behind | idle).items():
         yield _finding(case, place, texts, "device_error", "device", reporter, _IDLE if place in idle else "")
+    still = {place: why for place, why in silent.items() if place not in behind and place not in idle}
+    early = [place for place in still if place not in told and _ends_early(case, place)]
+    ended = {place: [one.text for one in still[place]] for place in early}
+    if ended:
+        yield unread.of_ends(case, ended, reporter)
     stand = {
-        place: list(_silent_findings(case, place, why, reporter))
-        for place, why in silent.items()
-        if place not in behind and place not in idle
+        place: list(_silent_findings(case, place, why, reporter)) for place, why in still.items() if place not in ended
     }
     one_left = any(one.class_ == "skipped_collective" for found in stand.values() for one in found)
     maybe = set() if behind or idle or told or one_left else whereabouts.perhaps_moving(case, {*silent})
@@ -64,6 +68,12 @@ def find(case: Case) -> Iterator[Finding]:
     yield from elsewhere
     if not (known or lacking or told or elsewhere):
         yield from alone[:1] or (nobody.all_came(case, reporter) if case.stalls else messages.unmoved(case))
+
+
+def _end(case: Case, place: int) -> Fact | None:
+    """What is known of the end of a record's process."""
+    head = case.joined.ranks[place].head
+    return absent.exit_of(case, head.unit, head.rank)
 
 
 def _told(case: Case) -> dict[int, Finding]:
@@ -87,6 +97,11 @@ def _told(case: Case) -> dict[int, Finding]:
             recovery="restart group",
         )
     return found
+
+
+def _ends_early(case: Case, place: int) -> bool:
+    """Whether a record was cut before its rank's last calls, and nothing else tells of its end."""
+    return case.joined.ranks[place].cut and _end(case, place) is None
 
 
 def _behind_on_device(case: Case) -> dict[int, list[str]]:
@@ -189,7 +204,7 @@ def _silent(case: Case, gone: set[int]) -> tuple[dict[int, list[Why]], list[Find
 def _silent_findings(case: Case, place: int, why: list[Why], reporter: str) -> Iterator[Finding]:
     """A rank that others wait for and that waits for nothing: it stands still, left out a call, or has no work."""
     texts = [one.text for one in why]
-    if absent.exit_of(case, case.joined.ranks[place].head.rank) is None:
+    if _end(case, place) is None:
         work = whereabouts.work(case, place, why)
         if work == "none":
             return
@@ -250,7 +265,7 @@ def _idle_or_stopped(case: Case, place: int, texts: list[str], reporter: str) ->
 def _finding(
     case: Case, place: int, why: list[str], kind: Class, cause: Cause, reporter: str, words: str = ""
 ) -> Finding:
-    gone = absent.exit_of(case, case.joined.ranks[place].head.rank)
+    gone = _end(case, place)
     if gone and kind == "stopped_rank":
         kind = "dead_rank"
     return Finding(

@@ -76,6 +76,9 @@ def loads(data: bytes, *, where: str) -> Any:
         plain = limited() or is_torch_like(data)
         return _Plain(_buffered(data)).load() if plain else _interpreted(data, where)
     except _ERRORS as error:
+        if not data.endswith(b".") or isinstance(error, EOFError):  # the opcode that every pickle ends with
+            what = f"ends in the middle, after {len(data)} bytes"
+            raise InputError(what, where=where, expected="a whole pickle") from None
         raise InputError(f"not a usable pickle ({type(error).__name__})", where=where, expected=EXPECTED) from None
 
 
