@@ -34,7 +34,7 @@ BY_NAME = [
     "cohere",
     "cohere2",
 ]
-BY_ROLE = ["mixtral", "gpt_oss", "gemma3", "qwen2_vl", "qwen2_5_vl"]
+BY_ROLE = ["mixtral", "gpt_oss", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_next"]
 
 
 def _both(kind: str, **changes: Any) -> tuple[Model, Any]:
@@ -70,6 +70,14 @@ def test_every_tensor_has_transformers_name_and_shape(kind: str) -> None:
 @pytest.mark.parametrize("kind", BY_ROLE)
 def test_parameters_by_role_equal_transformers(kind: str) -> None:
     model, theirs = _both(kind)
+    assert roles.ours(model) == roles.counted(theirs)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("changes", [{}, {"use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 3}])
+def test_glm_4_5_by_role(changes: dict[str, Any]) -> None:
+    """Its class has no head size of its own: 4096 / 96 heads is no whole number, and every release states 128."""
+    model, theirs = _both("glm4_moe", head_dim=128, **changes)
     assert roles.ours(model) == roles.counted(theirs)
 
 

@@ -1,29 +1,48 @@
-"""DeepSeek-V2, DeepSeek-V3/R1 and Kimi-K2: latent attention, shared and routed experts, MTP layers.
+"""DeepSeek-V2, DeepSeek-V3/R1 and Kimi-K2: latent attention, shared and routed experts, MTP layers; and GLM-4.5 to 4.7,
+which have the same layers under grouped-query attention.
 
 The published DeepSeek-V3 checkpoint is 671B parameters of the model and 14B of one MTP module, 685B together (the
 model's README_WEIGHTS); the MTP layer stores its own copies of the embedding and of the head.
 """
 
+from collections.abc import Callable
+
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common
-from linkwise.model.families.parts import Dense, Experts, Linear, Mla, Part, Vector, mtp, mtp_inputs, norms, stack
+from linkwise.model.families.parts import Dense, Experts, Gqa, Linear, Mla, Part, Vector, mtp, mtp_inputs, norms, stack
 from linkwise.model.types import Split
 
 
 def read(fields: Fields) -> Draft:
     """DeepSeek-V3 and its descendants: sigmoid routing with a float32 correction bias (`topk_method: noaux_tc`)."""
-    return _read(fields, correction=fields.text("topk_method", "noaux_tc") == "noaux_tc")
+    return _read(fields, _latent(fields), correction=fields.text("topk_method", "noaux_tc") == "noaux_tc")
 
 
 def read_v2(fields: Fields) -> Draft:
     """DeepSeek-V2 and V2-Lite: softmax routing without a correction bias."""
-    return _read(fields, correction=fields.text("topk_method", "greedy") == "noaux_tc")
+    return _read(fields, _latent(fields), correction=fields.text("topk_method", "greedy") == "noaux_tc")
 
 
-def _read(fields: Fields, *, correction: bool) -> Draft:
-    draft, hidden, count = common.start(fields)
+def read_glm4_moe(fields: Fields) -> Draft:
+    """GLM-4.5 to GLM-4.7: `attention_bias` is of query, key and value; norms of queries and keys where stated."""
+    bias, normed = fields.flag("attention_bias"), fields.flag("use_qk_norm")
+
+    def attention(hidden: int) -> Gqa:
+        sizes = common.attention_heads(fields, hidden, derived_width=True)
+        return Gqa(hidden, *sizes, bias=bias, qk_norm="head" if normed else "")
+
+    return _read(fields, attention, correction=True)
+
+
+def _latent(fields: Fields) -> Callable[[int], Mla]:
     fields.ignore("num_key_value_heads", "qk_head_dim", "head_dim")  # they mean nothing for a latent cache
-    latent = Mla.of(fields, hidden, bias=fields.flag("attention_bias"))
+    return lambda hidden: Mla.of(fields, hidden, bias=fields.flag("attention_bias"))
+
+
+def _read(fields: Fields, attention_of: Callable[[int], Part], *, correction: bool) -> Draft:
+    """attention_of: the attention of a model of that hidden size."""
+    draft, hidden, count = common.start(fields)
+    attention = attention_of(hidden)
     routed, top_k = common.expert_counts(fields, "n_routed_experts")
     inner, shared = common.width(fields, "moe_intermediate_size"), fields.integer("n_shared_experts", most=1024)
     experts = Experts(
@@ -41,7 +60,7 @@ def _read(fields: Fields, *, correction: bool) -> Draft:
     step = fields.integer("moe_layer_freq", default=1, least=1, most=common.MAX_LAYERS)
     depth = fields.integer("num_nextn_predict_layers", default=0, most=64)
     layers = [
-        (*norms(hidden), latent, experts if index >= first and index % step == 0 else dense)
+        (*norms(hidden), attention, experts if index >= first and index % step == 0 else dense)
         for index in range(count + depth)
     ]
     stack(draft, layers[:count])

@@ -41,13 +41,17 @@ def _read(fields: Fields, windows: list[int | None], *, bias: bool, out_bias: bo
     draft, hidden, _ = common.start(fields)
     sizes = common.attention_heads(fields, hidden, derived_width=True)
     attention = Gqa(hidden, *sizes, bias=bias, out_bias=out_bias, qk_norm=qk_norm)
+    layers = zip(windows, feed_forwards(fields, hidden, len(windows), shared), strict=True)
+    return decoder(draft, [(*norms(hidden), attention.within(window), ffn) for window, ffn in layers])
+
+
+def feed_forwards(fields: Fields, hidden: int, count: int, shared: int) -> list[Dense | Experts]:
+    """The feed-forward of each layer; shared: width of the shared expert, 0 = none."""
     dense = Dense(hidden, common.width(fields, "intermediate_size"))
     experts = gated_experts(fields, hidden, shared)
     step = fields.integer("decoder_sparse_step", default=1, least=1, most=common.MAX_LAYERS)
     listed = common.layer_indices(fields, "mlp_only_layers")
-    ffns = [experts if i not in listed and (i + 1) % step == 0 else dense for i in range(len(windows))]
-    layers = zip(windows, ffns, strict=True)
-    return decoder(draft, [(*norms(hidden), attention.within(window), ffn) for window, ffn in layers])
+    return [experts if i not in listed and (i + 1) % step == 0 else dense for i in range(count)]
 
 
 def gated_experts(fields: Fields, hidden: int, shared: int) -> Experts:

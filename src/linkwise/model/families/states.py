@@ -5,6 +5,9 @@ from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.types import State
 
+# How configs name the dtype of a recurrent state.
+_STATE_DTYPES = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+
 
 def conv_state(channels: int, kernel: int, *, heads: int, dtype: str) -> State:
     """The last inputs of a causal depthwise convolution: channels x (kernel - 1), once per request."""
@@ -56,6 +59,15 @@ def state_dtype(fields: Fields, *names: str, default: str) -> str:
         if value is not None:
             return dtypes.canonical(str(value), where=f"{fields.where}: {name}")
     return default
+
+
+def note_recurrent(draft: Draft, fields: Fields) -> None:
+    """Says in which dtype the recurrent state is counted where the config leaves it to the engine."""
+    if not any(name in fields for name in _STATE_DTYPES):
+        draft.notes.append(
+            f"the config names no dtype of the recurrent state: {draft.dtype} is counted, as vLLM keeps it by default; "
+            "SGLang keeps float32"
+        )
 
 
 def exactly(fields: Fields, name: str, *allowed: object, default: object = None) -> None:
