@@ -201,6 +201,22 @@ class TestDevices:
         finding = one(devices, xid, place)
         assert (finding.class_, finding.original_fault.ranks, finding.cause) == ("device_error", (5,), "device")
 
+    def test_a_cpu_s_error_is_of_its_host_and_asks_for_no_gpu_tool(self) -> None:
+        finding = one(devices, fact("device", "mce.uncorrected", 1, {"severity": "hardware"}, host="a"))
+        assert (finding.class_, finding.cause, finding.original_fault.host) == ("device_error", "host", "a")
+        assert "nvidia-smi" not in finding.next
+        assert found(devices, fact("notice", "mce.logged", host="a"), fact("notice", "mce.corrected", host="a")) == []
+
+    def test_a_program_s_error_on_another_host_is_told_beside_a_broken_device(self) -> None:
+        lost = fact("device", "xid.79", 1, {"severity": "hardware"}, host="b", device="0000:9b:00")
+        program = fact("device", "xid.13", 1, {"severity": "application"}, host="a", device="0000:1b:00")
+        assert [(one.class_, one.original_fault.host) for one in found(devices, lost, program)] == [
+            ("device_error", "b"),
+            ("undecided", "a"),
+        ]
+        # On the host of the broken device it may follow from that.
+        assert len(found(devices, lost, program._replace(host="b"))) == 1
+
     def test_by_the_process_on_it(self) -> None:
         xid = fact("device", "xid.95", 1, {"severity": "hardware"}, host="a", device="0000:41:00")
         process = fact("place", "process", labels={"pid": "77"}, host="a", device="0000:41:00")
@@ -227,7 +243,7 @@ class TestDevices:
         ended = fact("device", "xid.43", 1, {"severity": "application"}, device="0000:41:00")
         assert found(devices, ended) == []
         hard = fact("device", "xid.48", 1, {"severity": "hardware"}, host="b", device="0000:1b:00")
-        assert [f.original_fault.host for f in found(devices, xid, hard)] == ["b"]
+        assert [(f.original_fault.host, f.decided) for f in found(devices, xid, hard)] == [("b", True), ("a", False)]
 
     @pytest.mark.parametrize(("name", "labels", "bad"), [
         ("throttle.hw_thermal", {"pstate": "P0"}, True), ("throttle.hw_slowdown", {"pstate": "P8"}, False),

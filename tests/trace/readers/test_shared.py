@@ -112,3 +112,22 @@ def test_a_report_of_endless_lines_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(shared, "MAX_ROWS", 10)
     with pytest.raises(InputError, match="more than 10 lines"):
         read(tmp_path, cgroup, "nr_periods 1\nnr_throttled 2\n" + "x\n" * 20)
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("node3/dmesg.txt", "node3"),
+        ("job/gpu-host-07/sys/x", "gpu-host-07"),
+        ("nodeB/dmesg.txt", "nodeB"),
+        ("node-b/dmesg.txt", "node-b"),
+        ("gpu-b/dmesg.txt", "gpu-b"),
+        ("gpu0/smi.txt", ""),  # a device
+        ("gpu-0/smi.txt", ""),
+        ("nodes/dmesg.txt", ""),
+        ("hosts/dmesg.txt", ""),
+        ("node3", ""),  # a file
+    ],
+)
+def test_a_folder_may_name_a_host(path: str, host: str) -> None:
+    assert shared.folder_host(path) == host

@@ -19,7 +19,7 @@ _SLOWED = {
 # Recorded, repaired or kept for later: true of many machines that work.
 _MILD = (
     "xid.63", "xid.92", "xid.121", "ecc.repair_pending", "host_memory.corrected", "pcie.aer.corrected",
-    "gpu_reset_required",
+    "gpu_reset_required", "mce.corrected", "mce.logged",
 )  # fmt: skip
 OLD_NS = 24 * 3600 * 10**9  # what a device said this long before the record begins is another story
 
@@ -39,8 +39,9 @@ def find(case: Case) -> Iterator[Finding]:
             yield _broken(case, places, host, device, hard[host, device], facts)
         elif slowed:
             yield _slow(places, host, device, slowed)
-    if not any(hard.values()):
-        yield from _application(by_device)
+    broken = {host for (host, _), facts in hard.items() if facts}
+    if "" not in broken:  # a device's fault ends its host's programs by such errors, and no other host's
+        yield from _application({where: facts for where, facts in by_device.items() if where[0] not in broken})
 
 
 def _begin(case: Case) -> int:
@@ -70,14 +71,13 @@ def _broken(case: Case, places: Places, host: str, device: str, hard: list[Fact]
     ranks = known or _failed(case, places, host, device)
     nic = all(fact.name.startswith("nic_") for fact in hard)
     shared = all(fact.name.startswith(("mce", "host_memory", "throttle.cpu")) for fact in hard)
+    slot = all(fact.name.startswith("pcie.") for fact in hard)
     kind: Class = "network_error" if nic else "device_error"
     cause: Cause = "network" if nic else "host" if shared else "device"
     what = "NIC" if nic else "host" if shared else "device"
     names = ", ".join(dict.fromkeys(_words(fact) for fact in hard[:4]))
     whose = f" ({ranks_text(ranks)})" if ranks else ""
     either = "" if ranks else _either(places, host, device)
-    reset = "nvidia-smi -q and dmesg | grep -i xid on its host; drain it and reset the device"
-    cable = "ibstat, mlxlink and dmesg on its host: the cable and the transceiver"
     return Finding(
         class_=kind,
         summary=f"{what} {device or host or '?'}{f' of {host}' if device and host else ''}{whose}: {names}{either}",
@@ -93,11 +93,15 @@ def _broken(case: Case, places: Places, host: str, device: str, hard: list[Fact]
         else ""
         if ranks or nic or shared
         else "which rank runs on it: nvidia-smi, or NCCL_DEBUG=INFO (busId)",
-        next=cable if nic else reset,
+        next=_CABLE if nic else _HOST if shared else _SLOT if slot else _RESET,
         recovery="retry elsewhere",
     )
 
 
+_RESET = "nvidia-smi -q and dmesg | grep -i xid on its host; drain it and reset the device"
+_CABLE = "ibstat, mlxlink and dmesg on its host: the cable and the transceiver"
+_HOST = "ras-mc-ctl --errors and ipmitool sel list on this host: which CPU or memory module; drain it"
+_SLOT = "lspci -vvv -s of this device and dmesg | grep -E 'AER|DPC' on its host: its slot, riser or cable; drain it"
 _WHICH = "which host printed this: its file in a folder named after it, as in node0/, or the device's UUID"
 
 
@@ -130,7 +134,8 @@ def _either(places: Places, host: str, device: str) -> str:
 _NAMES = {
     "nic_cable": "cable unplugged or faulty", "nic_health": "its firmware is not well",
     "nic_power": "too little power from its slot", "gpu_lost": "fallen off the bus",
-    "gpu_init_failed": "the driver cannot start it",
+    "gpu_init_failed": "the driver cannot start it", "pcie.recovery_failed": "its PCIe link could not be recovered",
+    "mce.fatal": "a machine check that stopped it",
 }  # fmt: skip
 
 
@@ -138,6 +143,10 @@ def _words(fact: Fact) -> str:
     meaning = fact.label("meaning")
     if fact.name in _NAMES:
         return _NAMES[fact.name]
+    if fact.name == "pcie.aer.uncorrected":
+        return f"uncorrected PCIe error{', fatal' if fact.label('fatal') else ''}"
+    if fact.name.startswith(("mce", "host_memory", "pcie.")) and meaning:
+        return meaning
     name = fact.name.replace("xid.", "Xid ").replace("sxid.", "SXid ")
     return f"{name} ({meaning})" if meaning else name
 

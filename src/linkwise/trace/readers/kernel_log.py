@@ -222,6 +222,62 @@ def _aer(seen: _Seen, match: re.Match[str]) -> None:
     seen.add("notice" if fixed else "device", name, 1, device=bus_id(match["bus"]), **labels)
 
 
+def _aer_received(seen: _Seen, match: re.Match[str]) -> None:
+    """What a root port says before, or without, the line of the device itself (drivers/pci/pcie/aer.c: Corrected,
+    Uncorrected (Fatal); in newer kernels Correctable, Uncorrectable)."""
+    fixed = match["severity"].startswith("Correct")
+    labels = {"severity": "info" if fixed else "hardware", "fatal": "1" if "(Fatal)" in match["severity"] else ""}
+    name = "pcie.aer.corrected" if fixed else "pcie.aer.uncorrected"
+    seen.add("notice" if fixed else "device", name, 1, device=bus_id(match["bus"]), **labels)
+
+
+def _dpc(seen: _Seen, match: re.Match[str]) -> None:
+    """A port that took its link down because of an error below it (drivers/pci/pcie/dpc.c)."""
+    meaning = "its port took the link down: downstream port containment"
+    seen.add("device", "pcie.dpc", 1, device=bus_id(match["of"] or match["bus"]), severity="hardware", meaning=meaning)
+
+
+_UNCORRECTED = 1 << 61  # bit UC of a bank's status, of Intel (SDM 3B, 16.3.2.2) and AMD alike
+
+
+def _machine_check(seen: _Seen, match: re.Match[str]) -> None:
+    """A bank's status as `print_mce` has it (arch/x86/kernel/cpu/mce/core.c)."""
+    if int(match["status"], 16) & _UNCORRECTED:
+        meaning = f"uncorrected error of CPU {match['cpu']}, bank {match['bank']}"
+        seen.add("device", "mce.uncorrected", 1, severity="hardware", meaning=meaning)
+    else:
+        seen.add("notice", "mce.corrected", 1, cpu=match["cpu"], bank=match["bank"])
+
+
+def _machine_checks(seen: _Seen, match: re.Match[str]) -> None:
+    seen.add("notice", "mce.logged")
+    seen.found.note("the kernel logged machine checks and not of which kind; ras-mc-ctl --errors tells them")
+
+
+def _decoded(seen: _Seen, match: re.Match[str]) -> None:
+    """AMD's decoder (drivers/edac/mce_amd.c) in words."""
+    if match["severity"].startswith(("Corrected", "Deferred")):
+        seen.add("notice", "mce.corrected")
+    else:
+        seen.add("device", "mce.uncorrected", 1, severity="hardware", meaning=f"{match['severity']} error")
+
+
+def _firmware(seen: _Seen, match: re.Match[str]) -> None:
+    """What firmware reports through ACPI (drivers/acpi/apei/ghes.c); Arm's servers tell all errors so."""
+    if match["severity"] in {"fatal", "recoverable"}:
+        meaning = f"its firmware reports an uncorrected error, {match['severity']}"
+        seen.add("device", "mce.firmware", 1, severity="hardware", meaning=meaning)
+    else:
+        seen.add("notice", "mce.corrected")
+
+
+def _poisoned(seen: _Seen, match: re.Match[str]) -> None:
+    """A process that is told that memory of its own is lost (mm/memory-failure.c)."""
+    meaning = f"memory of process {match['pid']} ({word(match['command'])}) is lost"
+    labels = {"pid": match["pid"], "command": match["command"], "meaning": meaning}
+    seen.add("device", "host_memory.poisoned", 1, severity="hardware", **labels)
+
+
 def _link(seen: _Seen, match: re.Match[str]) -> None:
     """The link of an interface. Cards that carry RDMA have their ports named as the rules know them."""
     driver, up = match["driver"], match["way"].lower() == "up"
@@ -271,6 +327,17 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[_Seen, re.Match[str]], None]], ..
             r".{0,60}?type=(?P<what>[\w ]{1,30})",
             _aer,
         ),
+        (
+            rf"AER: (?:Multiple )?(?P<severity>(?:Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))?) error (?:message )?"
+            rf"received(?: from|:) {_BUS}",
+            _aer_received,
+        ),
+        (
+            rf"{_BUS}:(?:pcie\w{{1,8}}:)? DPC:? containment event"
+            r"(?:.{0,60}? received from (?P<of>[0-9a-fA-F:.]{7,16}))?",
+            _dpc,
+        ),
+        (rf"{_BUS}: AER: [Dd]evice recovery failed", _device("pcie.recovery_failed")),
         (rf"[Oo]ut of memory.{{0,40}}: Kill(?:ed)? process {_PID} \({_PROCESS}\)", _oom),
         (rf"INFO: task {_PROCESS}:{_PID} blocked for more than (?P<s>\d{{1,8}}) seconds", _hung),
         (rf"soft lockup - CPU#(?P<cpu>\d{{1,5}}) stuck for (?P<s>\d{{1,8}})s! \[{_PROCESS}:{_PID}\]", _lockup),
@@ -286,7 +353,26 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[_Seen, re.Match[str]], None]], ..
         ),
         (rf"mlx5_core {_BUS}: .{{0,200}}?insufficient power on the PCIe slot", _device("nic_power")),
         (rf"mlx5_core {_BUS}: .{{0,200}}?Cable (?:error|unplugged)", _device("nic_cable")),
-        (r"mce: \[Hardware Error\]: Machine check", _device("mce")),
+        (
+            r"\[Hardware Error\]: CPU (?P<cpu>\d{1,5}): Machine Check(?: Exception)?: [0-9a-fA-F]{1,16} Bank"
+            r" (?P<bank>\d{1,3}): (?P<status>[0-9a-fA-F]{1,16})",
+            _machine_check,
+        ),
+        (r"\[Hardware Error\]: Machine check events logged", _machine_checks),
+        (
+            r"\[Hardware Error\]: Machine check: |Kernel panic - not syncing: Fatal (?:local )?machine check",
+            _device("mce.fatal"),
+        ),
+        (
+            r"\[Hardware Error\]: (?P<severity>System Fatal|Corrected|Deferred|Uncorrected, software \w{1,20})"
+            r" error",
+            _decoded,
+        ),
+        (r"\[Hardware Error\]: event severity: (?P<severity>\w{1,20})", _firmware),
+        (
+            rf"(?:Sending SIGBUS to|Killing) {_PROCESS}:{_PID} (?:early )?due to hardware memory corruption",
+            _poisoned,
+        ),
         (r"EDAC \S{1,20}: \d+ UE ", _device("host_memory.uncorrected")),
         (r"EDAC \S{1,20}: \d+ CE ", _notice("host_memory.corrected")),
         (r"[Tt]emperature above threshold, cpu clock(?: is)? throttled", _device("throttle.cpu_thermal")),
@@ -300,12 +386,14 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[_Seen, re.Match[str]], None]], ..
 # One search decides for nearly every line that nothing above can match.
 _WANTED = re.compile(
     r"Xid|NVRM: |amdgpu|PCIe Bus Error|[Oo]ut of memory|blocked for more|soft lockup|segfault at|\] trap |\]: trap |"
-    r"[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|mlx5_core|Machine check|EDAC|above threshold|IO_PAGE_FAULT|DMAR: \[|"
+    r"[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|mlx5_core|achine check|EDAC|"
+    r"Hardware Error|memory corruption|AER: |containment|above threshold|IO_PAGE_FAULT|DMAR: \[|"
     r"Default domain type|^\[[A-Z][a-z]{2} \d\d \d{4} [\d:]{8}\] \[(?!INFO|DEBUG)"
 )
 _SIEVE = Sieve(
     "NVRM", "SXid", "amdgpu", "PCIe Bus", "ut of memory", "blocked for", "soft lockup", "segfault at", "] trap ",
     "]: trap",
-    "ink is", "ink down", "ink Down", "ink up", "ink Up", "mlx5_core", "Machine check", "EDAC", "above threshold",
+    "ink is", "ink down", "ink Down", "ink up", "ink Up", "mlx5_core", "achine check", "EDAC", "above threshold",
+    "Hardware Error", "memory corruption", "AER: ", "containment",
     "IO_PAGE_FAULT", "DMAR: [", "Default domain", "[ERROR]", "[CRITICAL]", "[FATAL]", "[WARN", "[NOTICE]", *ASKED,
 )  # fmt: skip

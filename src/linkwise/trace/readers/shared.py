@@ -121,10 +121,14 @@ def _path(source: Source) -> str:
     return os.path.abspath(source.path).removesuffix(".gz")
 
 
+# By number; by letter (a number behind "gpu" is a device of some host).
+_HOST = re.compile(r"(?:[\w-]*-)?(?:(?:host|node|worker)(?:[-_.]?\d[\w.-]{0,60}|[-_.][A-Za-z]|[A-Z])|gpu[-_.][A-Za-z])")
+
+
 def folder_host(where: str) -> str:
-    """A host that a folder of the evidence names: `node3/dmesg.txt`, `gpu-host-07/sys/class/...`."""
+    """A host that a folder of the evidence names: `node3/dmesg.txt`, `gpu-host-07/sys/...`, `nodeB/`, `gpu-b/`."""
     folders = where.split("/")[:-1]
-    named = [f for f in folders if re.fullmatch(r"(?:[\w-]*-)?(?:host|node|worker)[-_.]?\d[\w.-]{0,60}", f)]
+    named = [folder for folder in folders if _HOST.fullmatch(folder)]
     return word(named[0]) if named else ""
 
 
