@@ -184,6 +184,8 @@ class Convention(Frozen, frozen=True, kw_only=True):
     kv_heads_replicate: True = tp beyond the KV heads replicates them (False = refused).
     sequence_stays: True = sequence-sharded rows stay so from stage to stage and are gathered before the head.
     moe_counts: True = an all-to-all of each expert's row count (int64) goes ahead of a direct exchange.
+    cp_kv: "split" (a token's KV is on one cp rank: a ring for prompts, rows put parts together) or "whole" (on each:
+        prompts gather what is new, and every cp rank makes all rows by itself).
     supported: False while the convention has not been compared with the real engine or a published table.
     """
 
@@ -213,6 +215,7 @@ class Convention(Frozen, frozen=True, kw_only=True):
     vision_over: str = "tp"
     sequence_stays: bool = False
     moe_counts: bool = False
+    cp_kv: str = "split"
 
 
 class Refusal(Frozen, frozen=True, kw_only=True):

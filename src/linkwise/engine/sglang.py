@@ -80,6 +80,7 @@ class Sglang(FactEngine):
                 " which is not modelled",
                 ways=({"cp": 1}, {"dp_attn": 1}),
             )
+        yield self._prompts_split(model, layout)
         if layout.dcp > 1 and not model.is_mla:
             yield Refusal(reason=f"dcp {layout.dcp}: SGLang splits the tokens of MLA caches only", ways=({"dcp": 1},))
         yield _nodes(layout, per_node)
@@ -88,12 +89,30 @@ class Sglang(FactEngine):
         yield rules.experts(model, layout, even=True)
         yield rules.fp8_blocks(model, layout, self.convention)
 
+    def _prompts_split(self, model: Model, layout: Layout) -> Refusal | None:
+        """Prompts are split over cp for models whose code does so."""
+        if layout.cp == 1:
+            return None
+        if layout.dcp > 1:
+            reason = (
+                f"cp {layout.cp} with dcp {layout.dcp}: split prompts over split caches are not modelled for SGLang"
+            )
+            return Refusal(reason=reason, ways=({"dcp": 1}, {"cp": 1}))
+        if model.family in self.facts.gates["prefill_cp"]:
+            return None
+        if model.is_mla:
+            why = "with DeepEP on one node, one prompt at a time, which is not modelled"
+        else:
+            why = f"of {', '.join(self.facts.gates['prefill_cp'])}, not of {model.family}"
+        kind = "prompts of latent attention" if model.is_mla else "prompts"
+        return Refusal(reason=f"cp {layout.cp}: SGLang {self.version} splits {kind} {why}", ways=({"cp": 1},))
+
     def warnings(self, model: Model, layout: Layout) -> tuple[str, ...]:
         found = list(super().warnings(model, layout))
         if layout.cp > 1:
             found.append(
-                "attention context parallelism works for some models of SGLang only: try the layout on your model"
-                " before relying on it"
+                "cp splits prompts alone: each of its ranks keeps the whole KV cache and makes every decode step."
+                " SGLang after 0.5.10 spells the switch --enable-prefill-cp --cp-strategy zigzag"
             )
         return tuple(found)
 
@@ -127,6 +146,7 @@ class Sglang(FactEngine):
             "--dp-size": degree(layout.dp_attn if layout.dp_attn > 1 else replicas),
             "--enable-dp-attention": layout.dp_attn > 1,
             "--attn-cp-size": degree(layout.cp),
+            "--enable-prefill-context-parallel": layout.cp > 1,
             "--dcp-size": degree(layout.dcp),
             "--ep-size": degree(layout.ep),
             "--moe-a2a-backend": _EXCHANGES[exchange] if exchange else None,
@@ -167,6 +187,13 @@ class Sglang(FactEngine):
         dp_attn = dp if words.take("dp_attention") else 1
         if words.take("dp_attention") and dp == 1:
             ignored.append("--enable-dp-attention")  # one replica: nothing to divide
+        if words.take("prefill_cp") and cp == 1:
+            ignored.append("--enable-prefill-context-parallel")  # one rank: nothing to split
+        elif cp > 1 and not words.take("prefill_cp"):
+            raise InputError(
+                f"--attn-cp-size {cp} without --enable-prefill-context-parallel", where=where,
+                expected="both: without the switch every one of these ranks computes whole prompts",
+            )  # fmt: skip
         if ranks % (dp_attn * cp):
             raise InputError(
                 f"--tp {ranks} is not divisible by --dp {dp_attn} x context parallel {cp}",

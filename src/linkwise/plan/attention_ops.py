@@ -26,25 +26,30 @@ def mixer_ops(
 
 
 def _ring(write: Writer, stock: Inventory, part: Stage, batch: Batch, kv_dtype: str, tokens: Num, given: Given) -> None:
-    """Ring attention of prompts: every rank sees every other rank's keys and values once, in cp-1 passes."""
+    """Ring attention of prompts: every rank sees every other rank's keys and values once, in cp-1 passes. Where each
+    keeps all that came before, what is new of the prompts is gathered."""
     cp = write.layout.cp
     prompt = [p for p in batch.parts if p.prompt]
     if cp == 1 or not prompt:
         return
-    tokens_here = total(times(p.requests, ceil_div(p.context + p.new, cp)) for p in prompt)
+    whole = write.convention.cp_kv == "whole"
+    tokens_here = total(times(p.requests, ceil_div(p.new if whole else p.context + p.new, cp)) for p in prompt)
     for state, layers in stock.states:
         number = layers_within(layers, part)
         if number and state.per_token:
             each = given(f"{state.name}_bytes_per_token", token_bytes(state, write.layout, kv_dtype), "B", "ledger")
-            write.add("send_recv", f"cp.{state.name}", "cp", cp, tokens_here * each, tokens, number * (cp - 1))
+            if whole:
+                write.add("all_gather", f"cp.{state.name}", "cp", cp, tokens_here * cp * each, tokens, number)
+            else:
+                write.add("send_recv", f"cp.{state.name}", "cp", cp, tokens_here * each, tokens, number * (cp - 1))
 
 
 def _combine(write: Writer, model: Model, repeat: int, tokens: Num, given: Given) -> None:
     """Decode attention over KV shards: every shard's partial output of a head, combined by log-sum-exp.
 
     dcp ranks hold different heads, so queries are gathered first and the outputs reduce-scattered back to their heads;
-    cp ranks hold the same heads, so their outputs are all-reduced. Under MLA a query has the width of a cache entry
-    (latent and positional part), an output that of the latent alone.
+    cp ranks hold the same heads of other tokens, so their outputs are all-reduced. Under MLA a query has the width of a
+    cache entry (latent and positional part), an output that of the latent alone.
     """
     layout = write.layout
     if layout.cp * layout.dcp == 1:
@@ -58,6 +63,8 @@ def _combine(write: Writer, model: Model, repeat: int, tokens: Num, given: Given
         write.add("all_gather", "dcp.query", "dcp", layout.dcp, rows * asked * width, tokens, repeat)
         write.add("all_gather", "dcp.lse", "dcp", layout.dcp, rows * layout.dcp * 4, tokens, repeat, dtype="float32")
         write.add("reduce_scatter", "dcp.out", "dcp", layout.dcp, rows * got * width, tokens, repeat)
+    if write.convention.cp_kv == "whole":
+        return
     rows = tokens * heads
     write.add("all_gather", "cp.lse", "cp", layout.cp, rows * layout.cp * 4, tokens, repeat, dtype="float32")
     write.add("all_reduce", "cp.out", "cp", layout.cp, rows * got * width, tokens, repeat)

@@ -10,7 +10,7 @@ from linkwise.plan.writer import Writer, axis_of, filled_up, reduce
 
 def dense_ops(write: Writer, repeat: int, row: Num, tokens: Num, prefix: str = "") -> None:
     layout, over = write.layout, write.convention.mlp_over
-    if over == "stage" and layout.stage_size > layout.tp:
+    if over == "stage" and write.unlike > 1:
         # Tokens of all attention replicas are gathered, the MLP is split over the whole stage, the sums scattered back.
         gathered, size = row * (layout.stage_size // layout.tp), layout.stage_size
         write.add("all_gather", f"{prefix}mlp.in", "stage", size, gathered, tokens, repeat)
@@ -27,12 +27,13 @@ def expert_ops(
     layout, convention, moe = write.layout, write.convention, model.moe
     if moe is None or not repeat:
         return
-    differ = layout.cp * layout.dp_attn > 1
+    differ = write.unlike > 1
     dispatch, combine, out, restore, shared = (
         f"{prefix}moe.{word}" for word in ("dispatch", "combine", "out", "restore", "shared")
     )
     if convention.moe_replicated and not differ:
-        reduce(write, out, "tp", layout.tp, row, tokens, repeat)
+        size, axis = axis_of(layout, "stage" if layout.stage_size > layout.tp else "tp")
+        reduce(write, out, axis, size, row, tokens, repeat)
         return
     exchange = options.moe_exchange or convention.moe_exchange
     if layout.ep == 1 and layout.cp == 1 and differ:

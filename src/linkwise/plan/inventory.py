@@ -207,6 +207,13 @@ def shards_tokens(state: State, layout: Layout) -> int:
     return layout.cp * layout.dcp if state.per_token else 1
 
 
+def kv_layout(layout: Layout, convention: Convention) -> Layout:
+    """The layout as far as it divides KV: without cp where each of its ranks keeps all tokens."""
+    if layout.cp == 1 or convention.cp_kv == "split":
+        return layout
+    return Layout(tp=layout.tp, dcp=layout.dcp)
+
+
 def _up(count: Num, parts: int) -> Num:
     """Rounded-up share; a chain shows no division by one."""
     return ceil_div(count, parts) if parts > 1 else count
@@ -287,6 +294,7 @@ __all__ = [
     "bytes_per_token",
     "held",
     "inventory",
+    "kv_layout",
     "layers_within",
     "read_bytes",
     "request_bytes",

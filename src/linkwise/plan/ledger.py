@@ -171,9 +171,14 @@ def _request_entries(case: Case, f: RankFigures) -> list[Entry]:
     layout, demand = case.layout, f.demand
     latent = case.stock.model.is_mla
     # Tokens are split over cp and dcp; heads over tp while there are heads (a latent has none to divide).
-    axes = {"cp", "dp_attn", "dcp"} if latent else {"cp", "dp_attn", "dcp", "tp"}
+    axes = {"dp_attn", "dcp"} | (set() if latent else {"tp"})
+    copies = {"tp": layout.tp // layout.dcp} if latent else {}
+    if case.convention.cp_kv == "split":
+        axes |= {"cp"}
+    else:
+        copies["cp"] = layout.cp
     divided = " x ".join(f"{a} {d}" for a, d in layout.degrees().items() if a in axes and d > 1)
-    copied = f"tp {layout.tp // layout.dcp}" if latent and layout.tp > layout.dcp else ""
+    copied = " x ".join(f"{a} {d}" for a, d in copies.items() if d > 1)
     many = "request" if case.target == 1 else "requests"
     batches = f", {case.in_flight} batches in flight" if case.in_flight > 1 else ""
     note = f"{case.target} {many} of {case.workload.total_tokens:,} tokens on one attention replica{batches}"

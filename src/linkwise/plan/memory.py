@@ -13,7 +13,7 @@ from linkwise.core.quantity import Given, Num, floor, maximum, minimum, named, p
 from linkwise.engine.base import Convention, Engine, Options, Resolved
 from linkwise.model.types import Model
 from linkwise.plan.activations import Peak, peak
-from linkwise.plan.inventory import Inventory, Stage, bytes_per_token, inventory
+from linkwise.plan.inventory import Inventory, Stage, bytes_per_token, inventory, kv_layout
 from linkwise.plan.residents import (
     Line,
     RankClass,
@@ -223,19 +223,20 @@ def _space(case: Case, fixed: Fixed, work: Peak, given: Given) -> Space:
 def _demand(case: Case, stage: Stage, left: Num, given: Given) -> Demand:
     """What requests keep on a rank of a stage, and how many of them there is room for."""
     options, workload, block = case.options, case.workload, case.settings.block_tokens
+    layout = kv_layout(case.layout, case.convention)
 
     def of(length: Num) -> dict[str, Num]:
-        return request_states(case.stock, stage, case.layout, options, case.kv_dtype, length, block)
+        return request_states(case.stock, stage, layout, options, case.kv_dtype, length, block)
 
-    each = bytes_per_token(case.stock, stage, case.layout, case.kv_dtype)
+    each = bytes_per_token(case.stock, stage, layout, case.kv_dtype)
     tokens: Num | None = None
     if each is not None:
-        each += draft_bytes_per_token(case.stock, stage, case.layout, options, case.kv_dtype)
+        each += draft_bytes_per_token(case.stock, stage, layout, options, case.kv_dtype)
     if each:
         per_token = given(
             "bytes_per_token", each, "B", f"{case.kv_dtype} entries of a token in every layer of this rank"
         )
-        split = given("cp x dcp", case.layout.cp * case.layout.dcp, "", "ranks a request's tokens are split over")
+        split = given("cp x dcp", layout.cp * layout.dcp, "", "ranks a request's tokens are split over")
         tokens = named(
             "rank_tokens", maximum(0, left) // (per_token * block) * block * split, "tokens", f"whole blocks of {block}"
         )

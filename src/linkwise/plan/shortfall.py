@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.core.units import show_bytes, show_lack
+from linkwise.plan.inventory import kv_layout
 from linkwise.plan.memory import Case, RankFigures, case_of, rank_figures
 from linkwise.plan.types import Shortfall
 
@@ -172,7 +173,8 @@ def _for_device(case: Case, f: RankFigures, check: Check) -> Iterator[str]:
 def _for_request(case: Case, f: RankFigures, check: Check) -> Iterator[str]:
     demand, room = f.demand, max(0, f.demand.room)
     if demand.per_token:
-        block, split = case.settings.block_tokens, case.layout.cp * case.layout.dcp
+        block, over = case.settings.block_tokens, kv_layout(case.layout, case.convention)
+        split = over.cp * over.dcp
         length = room // (demand.per_token * block) * block * split
         if length:
             yield f"a length of at most {length:,} tokens"

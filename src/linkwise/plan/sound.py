@@ -6,6 +6,8 @@ from linkwise.core.errors import InputError
 from linkwise.core.layout import AXES
 from linkwise.engine.sharding import ways
 from linkwise.plan.collectives import ALGORITHMS
+from linkwise.plan.engine_of import engine_of
+from linkwise.plan.inventory import kv_layout
 from linkwise.plan.types import Op, Plan
 
 # Far beyond any machine, far below where arithmetic on it stops being exact or finite.
@@ -74,7 +76,8 @@ def _check_ledger(plan: Plan, where: str) -> None:
     """The arithmetic of plan/memory.py, on the plan's own figures: a budget is the sum of its parts, and what is left
     for KV holds so many whole blocks and so many requests."""
     layout, block, burst = plan.layout, plan.resolved.block_tokens, plan.workload.burst
-    split = layout.cp * layout.dcp
+    over = kv_layout(layout, engine_of(plan).convention_for(plan.model, layout, plan.options))
+    split = over.cp * over.dcp
     for number, rank in enumerate(plan.ledger.ranks):
         at = f"ledger.ranks[{number}]"
         parts = [e for e in rank.entries if e.place == "device" and e.in_budget and e.name.split(".")[0] != "kv"]

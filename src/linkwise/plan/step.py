@@ -20,7 +20,7 @@ from linkwise.plan.batch import Batch
 from linkwise.plan.ffn_ops import dense_ops, draft_ops, expert_ops
 from linkwise.plan.inventory import Inventory, Stage, inventory, stages
 from linkwise.plan.types import Op
-from linkwise.plan.writer import ANYWHERE, Place, Writer, axis_of, filled_up
+from linkwise.plan.writer import ANYWHERE, Place, Writer, axis_of, filled_up, unlike_loads
 
 
 def step_ops(
@@ -77,7 +77,8 @@ class _Step:
         self.given, self.pad = given, engine.defaults.vocab_pad
         model = stock.model
         self.convention = engine.convention_for(model, layout, options)
-        self.write = Writer(model, layout, self.convention, stage, place, given)
+        unlike = unlike_loads(batch, layout, self.convention)
+        self.write = Writer(model, layout, self.convention, stage, place, given, unlike)
         self.tokens = given(f"{batch.kind}.tokens", batch.rank_tokens(layout.cp), "tokens", "of the step on one rank")
         self.hidden = given("hidden", model.hidden, "elements", f"{model.name}: hidden size")
         self.width = given("activation_bytes", BITS[model.dtype] // 8, "B/element", f"activations in {model.dtype}")

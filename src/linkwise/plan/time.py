@@ -16,11 +16,11 @@ from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, times, total
-from linkwise.engine.base import Engine, Options
+from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan import step_work
 from linkwise.plan.batch import Batch, Part
-from linkwise.plan.inventory import Inventory, Stage, held, inventory, layers_within, read_bytes, stages
+from linkwise.plan.inventory import Inventory, Stage, held, inventory, kv_layout, layers_within, read_bytes, stages
 from linkwise.plan.places import (
     Span,
     group_of,
@@ -202,7 +202,8 @@ def work_of(
     peaks["attention"] = peak_of(kind_of(model.dtype, cluster), cluster)
     exposed = _exposed(stock, stage, layout, engine, cluster, batch, options, places, given, known)
     prompts = [part for part in batch.parts if part.prompt]
-    kv_bytes, attention_flops = _attention(stock, stage, layout, batch, options)
+    convention = engine.convention_for(model, layout, options)
+    kv_bytes, attention_flops = _attention(stock, stage, layout, convention, batch, options)
     return Work(
         kind=batch.kind, blocks=blocks, hbm_Bps=cluster.accelerator.hbm_Bps, peaks=peaks, kv_bytes=kv_bytes,
         attention_flops=attention_flops, layers=_layer_counts(stock, stage, model, block_fp8, kinds, layout.dp_attn),
@@ -251,21 +252,22 @@ def _exposed(
 
 
 def _attention(
-    stock: Inventory, stage: Stage, layout: Layout, batch: Batch, options: Options
+    stock: Inventory, stage: Stage, layout: Layout, convention: Convention, batch: Batch, options: Options
 ) -> tuple[Num, Num]:  # fmt: skip
     """Cached bytes the step reads on one rank, and the FLOPs of attending to them (and of linear mixers)."""
-    kv_dtype = kv_dtype_of(stock.model, options)
+    kv_dtype, kept = kv_dtype_of(stock.model, options), kv_layout(layout, convention)
     read: list[Num] = []
     work: list[Num] = []
     for part in batch.parts:
-        read.append(times(part.requests, read_bytes(stock, stage, layout, kv_dtype, part.context + part.new)))
-        # Queries of a prompt see half of it on average; heads are split over tp, queries or keys over cp.
+        read.append(times(part.requests, read_bytes(stock, stage, kept, kv_dtype, part.context + part.new)))
+        # Queries of a prompt see half of it on average; heads are split over tp, a prompt's queries over cp, and the
+        # keys that rows attend to where cp splits them.
         middle = part.context + (part.new + 1) / 2
         for layer, layers in stock.layer_kinds:
             number = layers_within(layers, stage)
             if number and layer.mixer != "none":
                 each = layer.context_flops(middle) + layer.mixer_flops_per_token
-                heads = layout.tp * layout.cp
+                heads = layout.tp * (layout.cp if part.prompt else kept.cp)
                 one = times(number, part.requests, part.new, each)
                 work.append(one / heads if heads > 1 else one)
     size = named(f"{batch.kind}.kv.bytes", total(read), "B", "cached state the step reads on one rank")

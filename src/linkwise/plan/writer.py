@@ -8,6 +8,7 @@ from linkwise.core.layout import Layout
 from linkwise.core.quantity import Given, Num, ceil_div, named, value_of, where
 from linkwise.engine.base import Convention
 from linkwise.model.types import Model
+from linkwise.plan.batch import Batch
 from linkwise.plan.collectives import Wire, default_algorithm, wire
 from linkwise.plan.inventory import Stage
 from linkwise.plan.types import Op
@@ -26,12 +27,20 @@ ANYWHERE = Place()
 
 
 class Writer:
-    """Collects the ops of one stage with what they share."""
+    """Collects the ops of one stage with what they share. unlike: ranks of a stage, tensor ranks aside, that hold rows
+    of their own; the others hold the same ones."""
 
     def __init__(
-        self, model: Model, layout: Layout, convention: Convention, stage: Stage, place: Place, given: Given
+        self,
+        model: Model,
+        layout: Layout,
+        convention: Convention,
+        stage: Stage,
+        place: Place,
+        given: Given,
+        unlike: int,
     ) -> None:
-        self.layout, self.convention, self.stage, self.place = layout, convention, stage, place
+        self.layout, self.convention, self.stage, self.place, self.unlike = layout, convention, stage, place, unlike
         self.given = given
         self.dtype = model.dtype
         self.ops: list[Op] = []
@@ -103,6 +112,12 @@ def _moved(kind: str, S: Num, size: Num, kernel: Kernel) -> tuple[str, Wire]:
     if value_of(below):
         return "one_shot", pick
     return "two_shot" if value_of(S) <= kernel.most else default_algorithm(kind), pick
+
+
+def unlike_loads(batch: Batch, layout: Layout, convention: Convention) -> int:
+    """Ranks of a stage, tensor ranks aside, with rows of their own: cp ranks that each make all rows have the same."""
+    alike = convention.cp_kv == "whole" and not any(part.prompt for part in batch.parts)
+    return layout.dp_attn * (1 if alike else layout.cp)
 
 
 def axis_of(layout: Layout, over: str) -> tuple[int, str]:

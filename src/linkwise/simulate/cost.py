@@ -11,7 +11,7 @@ import numpy as np
 
 from linkwise.core.quantity import Given, Num, plain, value_of
 from linkwise.plan.batch import Batch, Part
-from linkwise.plan.inventory import Stage, inventory, stages
+from linkwise.plan.inventory import Stage, inventory, kv_layout, stages
 from linkwise.plan.time import US, StageTime, stage_seconds, worst_spans
 from linkwise.simulate.served import Served
 from linkwise.simulate.tables import Floats, Tables, rounded
@@ -31,6 +31,7 @@ def tables_of(what: Served, longest: int, *, budget: int, sampled: int, coarse: 
     layout, engine = what.layout, what.engine
     stock, places = inventory(what.model), worst_spans(layout, what.cluster, what.grid)
     split = layout.cp * layout.dcp > 1
+    kept = kv_layout(layout, engine.convention_for(what.model, layout, what.options))
     cell = max(1, -(-(longest + 2) // (64 if coarse else CELLS)))
     # A whole number of tokens a cell, and a point beyond the longest.
     context = np.arange(0, longest + 2 * cell + 2, cell, dtype=float)
@@ -53,7 +54,10 @@ def tables_of(what: Served, longest: int, *, budget: int, sampled: int, coarse: 
     }
     columns["prompt"] = columns["prompt"] - each["prompt_token"]
     return rounded(
-        Tables(**columns, **each, cell=float(cell), cp=layout.cp, blend=split, kv_adds=c.kv_sharpness == 1)
+        Tables(
+            **columns, **each, cell=float(cell), cp=layout.cp, blend=split, kv_adds=c.kv_sharpness == 1,
+            prompt_flop=kept.cp / layout.cp,
+        )
     )  # fmt: skip
 
 

@@ -245,7 +245,7 @@ def lane_seconds(w: Record, s: int, stage: int, slow: float, link: float, mean_t
     for k in range(one.pre):
         new, before = a.pre_len(w)[s, k], a.request(w)[a.pre(w)[s, k]].done
         read += _at(a.read(w), p, stage, float(before + new), pool.per_cell)
-        flop += new * _at(a.flop(w), p, stage, before + (new + 1) / 2, pool.per_cell)
+        flop += new * pool.prompt_flop * _at(a.flop(w), p, stage, before + (new + 1) / 2, pool.per_cell)
         if pool.blend:
             context += _at(a.context(w), p, stage, float(before), pool.per_cell)
     if drawn == 0:

@@ -83,7 +83,7 @@ POOL = _record(
     block="i8", hash_blocks="i8", replica0="i8", replica1="i8", stages="i8", verify="i8", cp="i8", blend="i8",
     turn="i8", blocks="i8", part_blocks="i8", kv_adds="i8", poll="i8", hold="i8", gather="i8",
     gather_tokens="i8", ahead="i8", front="i8", reserve="f8", accept="f8", cached="f8", per_cell="f8",
-    front_s="f8", front_each_s="f8", front_prompt_s="f8",
+    prompt_flop="f8", front_s="f8", front_each_s="f8", front_prompt_s="f8",
 )  # fmt: skip
 FAULTS = _record(kind="i8", replica="i8", start="f8", end="f8", factor="f8")
 # The one record the loop is handed: settings, counters, sizes, and where every array lies (simulate/arrays.py).

@@ -19,7 +19,8 @@ class Tables(NamedTuple):
     prompt_token for each token of it. All [stage, index] or [stage].
 
     cp: ranks a prompt's tokens are split over. blend: prompts communicate otherwise than rows do. kv_adds: a cache is
-    read and attended to one after the other; else the longer of the two counts.
+    read and attended to one after the other; else the longer of the two counts. prompt_flop: how much of `flop` a token
+    of a prompt takes on one rank.
     """
 
     work: Floats
@@ -40,6 +41,7 @@ class Tables(NamedTuple):
     cp: int = 1
     blend: bool = False
     kv_adds: bool = False
+    prompt_flop: float = 1.0
 
     @property
     def stages(self) -> int:

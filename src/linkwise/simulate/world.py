@@ -107,7 +107,7 @@ def _pools(pools: Sequence[Pool], hash_tokens: int, cached_share: float) -> Arra
         row["replica0"], row["replica1"] = first, first + replicas
         first += replicas
         row["stages"], row["cp"], row["blend"] = tables.stages, tables.cp, tables.blend
-        row["kv_adds"] = tables.kv_adds
+        row["kv_adds"], row["prompt_flop"] = tables.kv_adds, tables.prompt_flop
         row["per_cell"] = 1 / tables.cell
     return table
 
