@@ -60,8 +60,8 @@ def handoff(
     missing = [name for name, value in (("on", on), ("prompt", prompt), *list(degrees.items())[:2]) if value is None]
     if on is None or prompt is None or prefill_tp is None or decode_tp is None:
         raise InputError(
-            "no " + ", ".join(missing), where="handoff", expected="a model, a cluster, a prompt and the degrees",
-            hint="or the plan of the decode pool with prefill, the plan of the other",
+            f"{', '.join(missing)} not given", where="handoff", expected="a model, a cluster, a prompt and the degrees",
+            hint="Or the plan of a decode pool, and with prefill that of the other",
         )  # fmt: skip
     return _of_layouts(
         model, on, prompt, (prefill_tp, decode_tp), (prefill_pp or 1, decode_pp or 1), engine or "vllm", factors,
@@ -76,7 +76,7 @@ def _alone(words: dict[str, object], settings: Settings, factors: HandoffOptions
     given += [name for name, value in settings.items() if value is not None and name not in asked]
     if given:
         raise InputError(
-            f"{given[0]} beside two plans", where="handoff", expected="rate, ttft and tpot: plans say more"
+            f"{given[0]} beside two plans", where="handoff", expected="rate, ttft and tpot alone: plans say the rest"
         )
 
 

@@ -93,7 +93,14 @@ def test_the_lines_make_the_pools_and_serve_what_was_offered(linkwise: Shell, ra
     same_answer(one, linkwise.folder / "pair.json")
     started = linkwise(shlex.join(lines[4]))
     assert started.code == 0, started.out + started.err
-    assert (linkwise.folder / "pools" / "deployment.json").exists()
+    # What was written to start them says the same once it is read back.
+    for name in ("prefill", "decode"):
+        again = (
+            f"plan --on 2x8xh100-sxm --from-manifest pools/deployment.json:{name} --isl 4000 --osl 500 -o {name}.json"
+        )
+        assert linkwise(again).code == 0
+    assert linkwise(shlex.join(lines[3])).code == 0
+    same_answer(one, linkwise.folder / "pair.json")
 
 
 OTHERS = {

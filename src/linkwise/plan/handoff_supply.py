@@ -106,7 +106,7 @@ def _sides(both: Both, needed: Groups, held: tuple[int, int]) -> tuple[_Side, _S
 def _of_given(rate_per_s: float, sides: tuple[_Side, _Side], most_per_s: float) -> str:
     have = " + ".join(f"{s.held} x {s.name} {s.pool.label}".rstrip() for s in sides)
     lacks = [f"the {s.name} pool is short by {_groups(s.lacks)}" for s in sides if s.lacks > 0]
-    return "; ".join((f"{rate_per_s:g}/s of {have}, which serve {most_per_s:.4g}/s inside the targets", *lacks))
+    return "; ".join((f"{rate_per_s:g}/s on {have}, which serve {most_per_s:.4g}/s inside the targets", *lacks))
 
 
 def _of_needed(
