@@ -294,6 +294,28 @@ def test_a_cut_file_gives_what_is_whole(tmp_path: Path) -> None:
     assert set(counts) == {1, 2, 3}
 
 
+def test_of_a_cut_trace_calls_without_numbers_are_held_against_nobody_and_others_up_to_the_first_gap(
+    tmp_path: Path,
+) -> None:
+    # Two calls of a group by kernels of their own stream each, then the third; the second is missing in the file.
+    def call(number: int, **more: Any) -> dict[str, Any]:
+        return x("kernel", "ncclDevKernel_AllReduce", 10.0 * number, 5.0, **{**COMM, "Seq": number}, **more)
+
+    events = [call(0), call(1), call(3), call(4), kernel("sm90_xmma_gemm", 60.0, 0.5)]
+    text = json.dumps(top(events)).encode()
+    end = text.index(b"sm90_xmma_gemm")
+    cut = read(tmp_path, text[:end]).ranks[0]
+    assert cut.head.groups["tp:3"] == (0, 1)
+    assert cut.calls.sequence.tolist() == [0, 1]
+    assert read(tmp_path, text).ranks[0].calls.sequence.tolist()[:4] == [0, 1, 3, 4]
+    for one in events:
+        one["args"].pop("Seq", None)
+    text = json.dumps(top(events)).encode()
+    reading = read(tmp_path, text[: text.index(b"sm90_xmma_gemm")])
+    assert reading.ranks[0].head.groups == {}
+    assert "carry no numbers" in reading.notes[1]
+
+
 def test_a_cut_gzip_gives_what_is_whole(tmp_path: Path) -> None:
     events = [kernel("sm90_xmma_gemm", float(n), 0.5, salt=n * 7919 % 10007) for n in range(60_000)]
     packed = gzip.compress(json.dumps(top(events)).encode())

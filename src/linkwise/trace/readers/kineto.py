@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw
+from msgspec.structs import replace
 
 from linkwise.core.errors import InputError
 from linkwise.core.printable import clipped, printable
 from linkwise.core.schema import convert
 from linkwise.trace.events import Head, RankTrace
 from linkwise.trace.readers.base import MAX_BYTES, Reading, Source
-from linkwise.trace.readers.kineto_calls import rows
+from linkwise.trace.readers.kineto_calls import before_gaps, rows
 from linkwise.trace.readers.kineto_scan import MAX_MEMBERS, Groups, Scan, members
 
 FORMAT = "PyTorch profiler trace"
@@ -106,10 +107,15 @@ class _Reading:
         info = _field(self.top.distributedInfo, _Info, _Info())
         self.configured(info)
         base, relative = self.base()
-        calls, busy, notes = rows(scan, base)
+        calls, busy, notes, numbered = rows(scan, base)
         if not len(calls):
             raise InputError(f"{scan.events} events, none of a known kind", where=self.where, expected=_TRACE)
         head = self.head(info)
+        if self.cut and head.groups and not numbered:
+            head = replace(head, groups={})
+            notes.append("its calls carry no numbers, so which are missing is not known: not held against other ranks")
+        elif self.cut:
+            calls = before_gaps(calls, [name for name in calls.groups if len(head.groups.get(name, ())) > 1])
         if relative:
             notes.append("times are relative: the trace names no base")
         if scan.odd:

@@ -51,9 +51,9 @@ class Threads:
         return place < len(begins) and begins[place] <= outer.end
 
 
-def rows(scan: Scan, base_ns: int) -> tuple[Calls, tuple[int, ...], list[str]]:
-    """All calls in the order in which they were made, how long each row of own work was busy (ns), and what a person
-    should know of them."""
+def rows(scan: Scan, base_ns: int) -> tuple[Calls, tuple[int, ...], list[str], bool]:
+    """All calls in the order in which they were made, how long each row of own work was busy (ns), what a person should
+    know of them, and whether the trace itself numbers all of them."""
     notes = []
     by_id = bool(scan.params)
     made = scan.params if by_id else _with_sizes(scan)
@@ -71,7 +71,24 @@ def rows(scan: Scan, base_ns: int) -> tuple[Calls, tuple[int, ...], list[str]]:
     if any(not row.call.group and row.call.op != "compute" for row in all_rows):
         notes.append("the process group of some calls is not in the trace: they cannot be joined across ranks")
     busy = tuple(row.busy for row in all_rows if row.call.op == "compute")
-    return _columns(all_rows, base_ns, Steps(scan.windows)), busy, notes
+    numbered = all(row.call.seq >= 0 for row in found)
+    return _columns(all_rows, base_ns, Steps(scan.windows)), busy, notes, numbered
+
+
+def before_gaps(calls: Calls, groups: list[str]) -> Calls:
+    """Of a trace that ends early the calls from before any is missing, and own work. Events lie in the file by thread
+    and by kind, so the rest of a group's may be missing while another's are there to the end: each group tells up to
+    its last call before a gap in its numbers, and all of them together up to the first of these."""
+    time = np.maximum(calls.created_ns, calls.started_ns)
+    work = calls.op == (calls.ops.index("compute") if "compute" in calls.ops else -1)
+    until = np.iinfo(np.int64).max
+    for name in groups:
+        mine = np.flatnonzero((calls.group == calls.groups.index(name)) & ~work)
+        mine = mine[np.argsort(time[mine], kind="stable")]
+        gaps = np.flatnonzero(np.diff(calls.sequence[mine]) > 1)
+        if len(mine):
+            until = min(until, int(time[mine[gaps[0] if len(gaps) else -1]]))
+    return calls.take((time <= until) | work)
 
 
 def _with_sizes(scan: Scan) -> list[Call]:
