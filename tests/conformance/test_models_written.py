@@ -34,7 +34,31 @@ BY_NAME = [
     "cohere",
     "cohere2",
 ]
-BY_ROLE = ["mixtral", "gpt_oss", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_next"]
+BY_ROLE = [
+    "mixtral",
+    "gpt_oss",
+    "gemma3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_next",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "llama4_text",
+    "gemma4_text",
+    "mistral3",
+    "mimo_v2_flash",
+    "minimax_m2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
+    "glm_moe_dsa",
+    "nemotron_h",
+    "kimi_k25",
+]
 
 
 def _both(kind: str, **changes: Any) -> tuple[Model, Any]:

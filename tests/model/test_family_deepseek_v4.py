@@ -146,3 +146,22 @@ def test_storage_the_config_does_not_spell_out() -> None:
 def test_refusals_name_the_field(change: dict[str, Any]) -> None:
     with pytest.raises(NotUnderstood, match=next(iter(change))):
         _read(**change)
+
+
+def test_kinds_of_layers_as_transformers_writes_them_are_the_same_model() -> None:
+    written = _read(
+        compress_ratios=None,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+        mlp_layer_types=["hash_moe", "moe", "moe"],
+        num_hash_layers=None,
+        qk_rope_head_dim=None,
+        partial_rotary_factor=0.2,  # 16 of 80
+    )
+    assert (written.tensors, written.layers) == (_read().tensors, _read().layers)
+
+
+def test_other_compressions_than_the_released_ones_are_refused() -> None:
+    kinds = ["compressed_sparse_attention"] * 3
+    with pytest.raises(NotUnderstood, match="compress_ratios"):
+        _read(compress_ratios=None, layer_types=kinds, compress_rates={"compressed_sparse_attention": 8})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from linkwise.core.errors import NotUnderstood
+from linkwise.core.errors import InputError, NotUnderstood
 from linkwise.model.draft import Fields
 from linkwise.model.families import gemma4
 
@@ -87,3 +87,31 @@ def test_the_per_layer_embedding_of_small_models() -> None:
 def test_a_layer_kind_not_known_is_refused() -> None:
     with pytest.raises(NotUnderstood, match="layer_types"):
         _read(layer_types=["sliding_attention", "spiral"])
+
+
+# As transformers writes it: what a global layer has of its own is a change to that layer.
+WRITTEN = {
+    "global_head_dim": None,
+    "num_global_key_value_heads": None,
+    "per_layer_config": {"01": {"head_dim": 16, "num_key_value_heads": 1}},
+}
+
+
+def test_changes_of_single_layers_are_the_same_model() -> None:
+    written, plain = _read(**WRITTEN), _read()
+    assert (written.tensors, written.layers) == (plain.tensors, plain.layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"02": {"head_dim": 16}}, "02"), ({"one": {}}, "one"), ({"01": {"num_spirals": 2}}, "num_spirals")],
+)
+def test_a_change_of_no_layer_or_of_nothing_known_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises((InputError, NotUnderstood), match=named):
+        _read(**{**WRITTEN, "per_layer_config": changes})
+
+
+@pytest.mark.parametrize("changes", ["01", [1], {"01": 3}])
+def test_changes_that_are_no_object_are_refused(changes: Any) -> None:
+    with pytest.raises(InputError, match="per_layer_config"):
+        _read(**{**WRITTEN, "per_layer_config": changes})

@@ -32,8 +32,8 @@ BASE: dict[str, Any] = {
 }
 
 
-def _read() -> Any:
-    fields = Fields(BASE, "test")
+def _read(config: dict[str, Any] = BASE) -> Any:
+    fields = Fields(config, "test")
     draft = mimo_v2_flash.read(fields)
     fields.refuse_leftovers()
     return draft
@@ -62,3 +62,18 @@ def test_mtp_layers_are_the_released_three_and_the_guess_is_noted() -> None:
     one = 32 * 64 + 5 * 32 + 48 * 32 + 2 * 20 * 32 + 32 * 32 + 4 + 3 * 48 * 32
     for layer in (2, 3, 4):
         assert _parameters(draft, "mtp.", layer) == one
+
+
+def test_the_config_transformers_writes_is_the_same_model_and_says_what_its_class_knows() -> None:
+    """It lists kinds of layers and leaves the sliding layers' sizes to its class: twice the KV heads, and sinks."""
+    own = ("hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "attention_chunk_size")
+    written = {k: v for k, v in BASE.items() if k not in own and not k.startswith(("swa_", "add_"))}
+    written |= {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}
+    again, draft = _read(written), _read()
+    assert (again.tensors, again.layers) == (draft.tensors, draft.layers)
+    fields = Fields(written, "test")
+    mimo_v2_flash.read(fields)
+    assert fields.assumed == [
+        "left to transformers' MiMoV2FlashConfig by the config: swa_num_attention_heads 4, swa_num_key_value_heads 2, "
+        "swa_head_dim 12, swa_v_head_dim 8, add_swa_attention_sink_bias True"
+    ]

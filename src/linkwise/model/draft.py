@@ -160,6 +160,18 @@ class Fields:
             self._parts[name] = Fields(value, f"{self._where}: {name}")
         return self._parts[name]
 
+    def per_layer(self, layers: int) -> list["Fields"]:
+        """`per_layer_config`, as transformers writes it: by layer number, the fields in which that layer differs."""
+        changes: list[Fields] = [Fields({}, self._where)] * layers
+        listed = self.section("per_layer_config")
+        for name, change in listed._values.items() if listed else ():
+            index = int(name) if name.isdecimal() and len(name) < 6 else layers
+            if index >= layers:
+                raise InputError(f"per_layer_config names {name!r}"[:200], where=self._where, expected="layer numbers")
+            changes[index] = self.part(change, f"per_layer_config[{index}]")
+        self._parts.pop("per_layer_config", None)  # what is in it are not fields but layers
+        return changes
+
     def ignore(self, *names: str) -> None:
         """Say that these fields were considered and do not change what the model is made of."""
         self._read.update(names)

@@ -217,6 +217,10 @@ def attention_heads(
     return heads, kv_heads, head_dim
 
 
+def kv_heads(fields: Fields, default: int | None = None) -> int:
+    return fields.integer("num_key_value_heads", default=default, least=1, most=MAX_HEADS)
+
+
 def head_width(fields: Fields, hidden: int, heads: int) -> int:
     """`head_dim`, or hidden / heads where the config leaves it out; refused when that is no whole number."""
     if "head_dim" not in fields and hidden % heads:

@@ -17,6 +17,7 @@ from linkwise.model.types import Layer, Split
 def read(fields: Fields) -> Draft:
     """A draft from the config. Every layer has an indexer; the MTP layer stores its own embedding and head."""
     count = common.layer_count(fields)
+    common.layer_kinds(fields, count, "indexed_attention")  # newer configs say so of every layer
     return stack(fields, indexed=[True] * count, mtp_copies=True)
 
 

@@ -6,6 +6,7 @@ them; the paper is the model's technical report. `deepseek_ref` is the same conf
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -16,6 +17,10 @@ from linkwise.model.families.common import Site
 from linkwise.model.families.parts import Experts, Linear, Part, Vector, mtp, norms, stack
 from linkwise.model.types import Layer, Split, State
 
+# Kinds of layers as transformers names them, and their compression unless `compress_rates` says otherwise.
+_KINDS = MappingProxyType(
+    {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+)
 # A compressed entry takes its own window and, at ratio 4, the one before it.
 _OVERLAPPING = 4
 
@@ -27,6 +32,7 @@ def read(fields: Fields) -> Draft:
     draft.vocab = fields.integer("vocab_size", least=1, most=common.MAX_VOCAB)
     states.exactly(fields, "tie_word_embeddings", False, default=False)
     states.exactly(fields, "attention_bias", False, default=False)
+    states.exactly(fields, "mlp_bias", False, default=False)
     draft.add("embed", "embed", draft.vocab, hidden, split=Split.VOCAB)
     draft.add("head", "head", draft.vocab, hidden, split=Split.VOCAB)
     count = common.layer_count(fields)
@@ -39,10 +45,11 @@ def read(fields: Fields) -> Draft:
     )
     scored = _experts(fields, hidden)
     by_table = _experts(fields, hidden, table=draft.vocab)
-    hashed = fields.integer("num_hash_layers", default=0, most=count)
+    hashed = _hashed(fields, count)
     streams = fields.integer("hc_mult", least=1, most=64)
     after = (*norms(hidden, "attn_norm", "ffn_norm"), _HyperConnections(hidden, streams))
-    layers = [(attention[r], by_table if index < hashed else scored, *after) for index, r in enumerate(ratios)]
+    ffns = [by_table if index in hashed else scored for index in range(count + depth)]
+    layers = [(attention[r], ffn, *after) for r, ffn in zip(ratios, ffns, strict=True)]
     stack(draft, layers[:count], at="layers")
     draft.add("norm", "norm.final", hidden)
     collapse = _HyperHead(hidden, streams)
@@ -58,13 +65,34 @@ def read(fields: Fields) -> Draft:
 
 
 def _ratios(fields: Fields, count: int, depth: int) -> list[int]:
-    """Compression of each layer and, after them, of each MTP layer."""
-    ratios = fields.sequence("compress_ratios", count)
+    """Compression of each layer and, after them, of each MTP layer: listed, or by kind as transformers writes it."""
+    kinds = common.layer_kinds(fields, count, *_KINDS)
+    if kinds:
+        rates = fields.section("compress_rates") or fields.part({}, "compress_rates")
+        by_kind = {kind: rates.integer(kind, default=ratio, most=10**6) for kind, ratio in _KINDS.items()}
+        ratios: list[int] = [by_kind[kind] for kind in kinds]
+    else:
+        ratios = fields.sequence("compress_ratios", count)
     # Configs list the MTP layers too; where they do not, MTP layers are window-only as in every release.
     ratios = [*ratios, *[0] * (count + depth - len(ratios))]
     if any(isinstance(r, bool) or r not in (0, 4, 128) for r in ratios):
         raise NotUnderstood(f"compress_ratios is {ratios!r}"[:200], where=fields.where, expected="0, 4 or 128 a layer")
     return ratios
+
+
+def _hashed(fields: Fields, count: int) -> frozenset[int]:
+    """Layers whose experts a table of tokens chooses: the first `num_hash_layers`, or those listed."""
+    kinds = common.layer_kinds(fields, count, "hash_moe", "moe", name="mlp_layer_types")
+    first = fields.integer("num_hash_layers", default=0, most=count)
+    return frozenset(i for i in range(count) if (kinds[i] == "hash_moe" if kinds else i < first))
+
+
+def _rotary(fields: Fields, dim: int) -> int:
+    """The rotated part of a head: a width, or a share of it as transformers writes it."""
+    share = fields.raw("partial_rotary_factor", None)
+    if "qk_rope_head_dim" in fields or not isinstance(share, float) or not 0 < share <= 1:
+        return common.width(fields, "qk_rope_head_dim")
+    return int(dim * share)
 
 
 def _storage(draft: Draft, fields: Fields) -> None:
@@ -116,7 +144,8 @@ class _Attention(Part):
         self.hidden, self.ratio = hidden, ratio
         self.heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
         states.exactly(fields, "num_key_value_heads", 1, default=1)
-        self.dim, self.rope = common.width(fields, "head_dim"), common.width(fields, "qk_rope_head_dim")
+        self.dim = common.width(fields, "head_dim")
+        self.rope = _rotary(fields, self.dim)
         self.q_rank, self.o_rank = common.width(fields, "q_lora_rank"), common.width(fields, "o_lora_rank")
         self.groups = fields.integer("o_groups", least=1, most=self.heads)
         self.window = fields.integer("sliding_window", least=1)

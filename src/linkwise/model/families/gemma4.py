@@ -18,6 +18,7 @@ _NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+_SLIDING = "sliding_attention"
 _MOE_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
 
 
@@ -39,16 +40,29 @@ def read(fields: Fields) -> Draft:
     # "vision": images see each other both ways at prefill; no weight, no cache.
     states.exactly(fields, "use_bidirectional_attention", "vision", None)
     layers: list[tuple[Part, ...]] = []
-    for index, kind in enumerate(kinds):
+    for index, (kind, own) in enumerate(zip(kinds, _own_sizes(fields, kinds), strict=True)):
         reuses = index >= count - shared
         ffn = Dense(hidden, inner * (2 if wide and reuses else 1))
-        layers.append((_Attention(fields, hidden, kind, window, reuses), ffn, *after))
+        layers.append((_Attention(fields, own, hidden, window if kind == _SLIDING else None, reuses), ffn, *after))
     return decoder(draft, layers)
 
 
+def _own_sizes(fields: Fields, kinds: list[str]) -> list[tuple[int, int]]:
+    """Key/value heads and head width of each layer: global ones have their own, which transformers writes as changes
+    to single layers."""
+    sizes = common.kv_heads(fields), common.width(fields, "head_dim")
+    if "per_layer_config" in fields:
+        changes = fields.per_layer(len(kinds))
+        return [(common.kv_heads(own, sizes[0]), common.width(own, "head_dim", default=sizes[1])) for own in changes]
+    wide = common.width(fields, "global_head_dim", default=512)
+    few = fields.integer("num_global_key_value_heads", default=sizes[0], least=1, most=common.MAX_HEADS)
+    own = few if fields.flag("attention_k_eq_v") else sizes[0], wide
+    return [sizes if kind == _SLIDING else own for kind in kinds]
+
+
 def _layer_kinds(fields: Fields, count: int) -> list[str]:
-    kinds = common.layer_kinds(fields, count, "sliding_attention", "full_attention")
-    return kinds or ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)]
+    kinds = common.layer_kinds(fields, count, _SLIDING, "full_attention")
+    return kinds or ["full_attention" if (i + 1) % 6 == 0 else _SLIDING for i in range(count)]
 
 
 class _Attention(Part):
@@ -58,19 +72,11 @@ class _Attention(Part):
     both are still cached.
     """
 
-    def __init__(self, fields: Fields, hidden: int, kind: str, window: int, reuses: bool) -> None:
-        self.reuses = reuses
-        full = kind == "full_attention"
-        self.hidden, self.window = hidden, None if full else window
+    def __init__(self, fields: Fields, sizes: tuple[int, int], hidden: int, window: int | None, reuses: bool) -> None:
+        self.reuses, self.hidden, self.window = reuses, hidden, window
         self.heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
-        self.kv_heads = fields.integer("num_key_value_heads", least=1, most=common.MAX_HEADS)
-        self.head_dim = common.width(fields, "head_dim")
-        self.k_is_v = fields.flag("attention_k_eq_v") and full
-        wide = common.width(fields, "global_head_dim", default=512)
-        few = fields.integer("num_global_key_value_heads", default=self.kv_heads, least=1, most=common.MAX_HEADS)
-        if full:
-            self.head_dim = wide
-            self.kv_heads = few if self.k_is_v else self.kv_heads
+        self.kv_heads, self.head_dim = sizes
+        self.k_is_v = fields.flag("attention_k_eq_v") and window is None
 
     def write(self, site: Site) -> None:
         common.set_heads(site.draft, self.heads, self.kv_heads, self.head_dim)

@@ -139,6 +139,7 @@ def _attention(fields: Fields, hidden: int) -> Gqa:
     heads = fields.integer("num_attention_heads", least=1, most=common.MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", least=1, most=common.MAX_HEADS)
     head_dim = common.width(fields, "head_dim", "attention_head_dim", default=max(1, hidden // heads))
+    states.exactly(fields, "attention_head_dim", head_dim, None)  # where both are written
     return Gqa(hidden, heads, kv_heads, head_dim, name="mixer")
 
 

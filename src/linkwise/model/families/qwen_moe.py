@@ -2,7 +2,7 @@
 
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
-from linkwise.model.families.dense import QWEN_FULL_LAYERS, qwen_window
+from linkwise.model.families.dense import QWEN_FULL_LAYERS, qwen_window, windows
 from linkwise.model.families.parts import Dense, Experts, Gqa, decoder, norms
 
 
@@ -32,16 +32,18 @@ def read_qwen2(fields: Fields) -> Draft:
     other layer below `max_window_layers` (transformers' Qwen2MoeConfig)."""
     shared = common.width(fields, "shared_expert_intermediate_size")
     window, below = qwen_window(fields), fields.integer("max_window_layers", default=QWEN_FULL_LAYERS)
-    windows = [window if i % 2 == 0 and i < below else None for i in range(common.layer_count(fields))]
-    return _read(fields, windows, bias=fields.flag("qkv_bias", default=True), out_bias=False, qk_norm="", shared=shared)
+    found = [window if i % 2 == 0 and i < below else None for i in range(common.layer_count(fields))]
+    if "layer_types" in fields:
+        found = windows(fields, switched=True)
+    return _read(fields, found, bias=fields.flag("qkv_bias", default=True), out_bias=False, qk_norm="", shared=shared)
 
 
-def _read(fields: Fields, windows: list[int | None], *, bias: bool, out_bias: bool, qk_norm: str, shared: int) -> Draft:
-    """windows: of each layer, None where it attends to everything."""
+def _read(fields: Fields, found: list[int | None], *, bias: bool, out_bias: bool, qk_norm: str, shared: int) -> Draft:
+    """found: the window of each layer, None where it attends to everything."""
     draft, hidden, _ = common.start(fields)
     sizes = common.attention_heads(fields, hidden, derived_width=True)
     attention = Gqa(hidden, *sizes, bias=bias, out_bias=out_bias, qk_norm=qk_norm)
-    layers = zip(windows, feed_forwards(fields, hidden, len(windows), shared), strict=True)
+    layers = zip(found, feed_forwards(fields, hidden, len(found), shared), strict=True)
     return decoder(draft, [(*norms(hidden), attention.within(window), ffn) for window, ffn in layers])
 
 

@@ -7,12 +7,25 @@ divide (vision.py, is_vit_use_data_parallel), see engine/sharding.py.
 """
 
 from math import gcd
+from types import MappingProxyType
 
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families.common import MAX_HEADS, MAX_LAYERS, Site, head_width, width
 from linkwise.model.families.states import exactly
 from linkwise.model.types import Split
+
+# Fields of MoonViT: the released name, and transformers'.
+_VT = MappingProxyType(
+    {
+        "hidden": ("vt_hidden_size", "hidden_size"),
+        "inner": ("vt_intermediate_size", "intermediate_size"),
+        "heads": ("vt_num_attention_heads", "num_attention_heads"),
+        "layers": ("vt_num_hidden_layers", "num_hidden_layers"),
+        "high": ("init_pos_emb_height", "pos_emb_height"),
+        "wide": ("init_pos_emb_width", "pos_emb_width"),
+    }
+)
 
 
 def column(site: Site, child: str, outputs: int, inputs: int, heads: int, *, role: str, bias: bool = True) -> None:
@@ -203,21 +216,23 @@ def mistral3(config: Fields, draft: Draft) -> None:
     column(projector, "linear_1", draft.hidden, hidden, heads, role="vision", bias=bias)
     row(projector, "linear_2", draft.hidden, draft.hidden, heads, role="vision", bias=bias)
     config.ignore("projector_hidden_act", "vision_feature_layer")
-    fields.ignore("image_size")
+    fields.ignore("image_size", "vocab_size")  # the second is of no tensor
     fields.refuse_leftovers()
 
 
 def kimi_k25(config: Fields, draft: Draft) -> None:
     """Kimi-K2.5's MoonViT with learned positions (time is interpolated, not stored) and a patch-merging projector."""
     fields = _section(config)
-    hidden, inner = width(fields, "vt_hidden_size"), width(fields, "vt_intermediate_size")
+    # Released names first, then transformers', which writes both.
+    hidden, inner = width(fields, *_VT["hidden"]), width(fields, *_VT["inner"])
     patch = fields.integer("patch_size", least=1, most=1024)
-    high = fields.integer("init_pos_emb_height", least=1, most=65_536)
-    wide = fields.integer("init_pos_emb_width", least=1, most=65_536)
+    high = fields.integer(*_VT["high"], least=1, most=65_536)
+    wide = fields.integer(*_VT["wide"], least=1, most=65_536)
+    fields.ignore(*(name for names in _VT.values() for name in names))
     merge = fields.sequence("merge_kernel_size", 2)
     if fields.text("mm_projector_type", "patchmerger") != "patchmerger" or merge[:2] != [2, 2]:
         raise NotUnderstood("a projector other than a 2x2 patchmerger", where=fields.where)
-    heads = fields.integer("vt_num_attention_heads", least=1, most=MAX_HEADS)
+    heads = fields.integer(*_VT["heads"], least=1, most=MAX_HEADS)
     exactly(fields, "pos_emb_type", "divided_fixed", default="divided_fixed")
     exactly(fields, "video_attn_type", "spatial_temporal", default="spatial_temporal")
     exactly(fields, "merge_type", "sd2_tpool", default="sd2_tpool")
@@ -225,7 +240,7 @@ def kimi_k25(config: Fields, draft: Draft) -> None:
     draft.add("vision_tower.patch_embed.proj.bias", "vision.conv.bias", hidden)
     draft.add("vision_tower.patch_embed.pos_emb", "vision.embed", high, wide, hidden)
     encoder = Site(draft, "vision_tower.encoder")
-    for index in range(fields.integer("vt_num_hidden_layers", least=1, most=MAX_LAYERS)):
+    for index in range(fields.integer(*_VT["layers"], least=1, most=MAX_LAYERS)):
         block = encoder.at(f"blocks.{index}")
         _norm(block, "norm0", hidden)
         _norm(block, "norm1", hidden)
@@ -238,5 +253,6 @@ def kimi_k25(config: Fields, draft: Draft) -> None:
     _norm(projector, "pre_norm", hidden)
     _linear(projector, "proj.0", merged, merged)
     _linear(projector, "proj.2", width(fields, "text_hidden_size", default=draft.hidden), merged)
-    fields.ignore("mm_hidden_size", "init_pos_emb_time")
+    fields.ignore("mm_hidden_size", "init_pos_emb_time", "pos_emb_time")
+    config.ignore("projection_hidden_size", "projection_layer_norm_eps")  # the merger's, which is the tower's width
     fields.refuse_leftovers()
