@@ -167,7 +167,7 @@ def _swept(
         ranks=start.world,
         pairs=sweep.rates(laid.devices, jobs, times),
         hosts=hosts.names,
-        notes=(*_notes(library, where), *machine_notes(laid, hosts.machines)),
+        notes=(*_notes(library, where, hosts.devices), *machine_notes(laid, hosts.machines)),
     )
     return _calibrated(found, where, output, all_, json)
 
@@ -196,7 +196,8 @@ def _rehearsed(start: "Start", planned: "Plan", step: str, timeout: str, backend
     laid = _laid(None, planned, start.world)
     with _joined(start, backend, timeout) as (session, library), _progress(start) as progress:
         hosts = _hosts(session)
-        notes = (*_notes(library, planned.cluster), *machine_notes(laid, hosts.machines)) if not start.rank else ()
+        notes = () if start.rank else machine_notes(laid, hosts.machines)
+        notes += () if start.rank else _notes(library, planned.cluster, hosts.devices)
         found = rehearse(session, planned, step, laid.replicas, library=library, notes=notes, progress=progress)
     if found is None:
         return 0
@@ -281,22 +282,33 @@ def _joined(start: "Start", backend: str, timeout: str) -> Iterator[tuple["Sessi
 
 
 class _Hosts(NamedTuple):
-    """Of each rank, on rank 0; empty on the others. machines: equal for ranks of one machine."""
+    """Of each rank, on rank 0; empty on the others. machines: equal for ranks of one machine. devices: as the driver
+    calls the GPUs that calls are timed on."""
 
     names: tuple[str, ...]
     machines: tuple[str, ...]
+    devices: tuple[str, ...]
 
 
 def _hosts(session: "Session") -> _Hosts:
     from linkwise.dist.groups import host_facts, share
 
-    found = share(session, "hosts", host_facts()) or []
-    return _Hosts(tuple(one["host"] for one in found), tuple(one["machine"] for one in found))
+    mine = {**host_facts(), "device": ""}
+    if session.backend == "nccl":
+        import torch
+
+        mine["device"] = torch.cuda.get_device_properties(session.device).name
+    found = share(session, "hosts", mine) or []
+    names, machines, devices = (tuple(one[what] for one in found) for what in ("host", "machine", "device"))
+    return _Hosts(names, machines, devices)
 
 
-def _notes(library: str, where: "Cluster") -> tuple[str, ...]:
+def _notes(library: str, where: "Cluster", devices: tuple[str, ...]) -> tuple[str, ...]:
+    """What the figures are of. Raises InputError where the GPUs are known to be other ones than the cluster's."""
     if not library.startswith("gloo"):
-        return ()
+        from linkwise.cluster import identify
+
+        return identify.measured_on(devices, where.accelerator, "this machine")
     return (f"gloo moves CPU memory: these figures are of its sockets, not of {where.accelerator.label}",)
 
 
@@ -320,11 +332,13 @@ def _progress(start: "Start") -> Iterator[Callable[[int, int, str], Any]]:
 
 
 def _from_nccl_tests(path: str, kind: str, where: "Cluster | None") -> "Calibration":
+    from linkwise.cluster import identify
     from linkwise.measure import nccl_tests, points
 
     if where is None:
         raise InputError("no cluster", where="--from", expected="--on CLUSTER, which the run was made on")
     run = nccl_tests.load(path)
+    seen = identify.measured_on(run.products, where.accelerator, path)
     found = nccl_tests.samples(run, where, kind=kind, where=path)
     return points.calibrate(
         where,
@@ -333,5 +347,5 @@ def _from_nccl_tests(path: str, kind: str, where: "Cluster | None") -> "Calibrat
         source=f"nccl-tests, {path}",
         ranks=len(run.devices),
         hosts=tuple(host for host, _ in run.devices),
-        notes=("single links were not measured: nccl-tests times whole groups", *run.notes),
+        notes=("single links were not measured: nccl-tests times whole groups", *run.notes, *seen),
     )

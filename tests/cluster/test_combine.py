@@ -432,3 +432,14 @@ def test_gpus_with_different_numbers_of_nvlinks_are_not_one_accelerator() -> Non
     assert combine([machine(text(8, "NV17"))], accelerator="h100-sxm").accelerator.name == "h100-sxm"
     assert combine([machine(text(8, "NV8"))], accelerator="a100-80gb-sxm").accelerator.name == "a100-80gb-sxm"
     assert combine([h100, machine(text(8, "NV17"))], accelerator="h100-sxm", fabric=RAIL).nodes == 2
+
+
+def test_grace_is_asked_for_and_never_guessed() -> None:
+    """18 links a GPU into a switch are an H100's too, but the GPUs' memory as NUMA nodes is Grace's alone."""
+    source = text(4, "NV18").replace("N/A", "2")
+    with pytest.raises(InputError, match="--accelerator gb200 or gb300"):
+        combine([machine(source)])
+    assert combine([machine(source)], accelerator="gb300").accelerator.name == "gb300"
+    other = combine([machine(source)], accelerator="h100-sxm")
+    assert any("as beside Grace: taken as h100-sxm" in note for note in other.notes)
+    assert combine([machine(text(4, "NV18"))]).accelerator.name == "h100-sxm"

@@ -92,6 +92,29 @@ def test_every_nic_on_another_socket() -> None:
     assert found[0].evidence == "gpu0 nic0 SYS; gpu1 nic0 SYS"
 
 
+def grace(near: str) -> str:
+    """Two GPUs whose own memory is a NUMA node, a NIC each beside their own CPU."""
+    nodes = iter(("2", "10"))
+    return "\n".join(
+        line.removesuffix("N/A") + next(nodes) if line.endswith("N/A") else line
+        for line in text(2, "NV18", near=near).split("\n")
+    )
+
+
+def test_beside_grace_a_nic_of_the_gpus_own_cpu_is_read_directly() -> None:
+    """NCCL's paths.cc ncclTopoCheckGdr: NCCL_NET_GDR_C2C, 1 by default, lets a P2C path through."""
+    assert lint(machine(grace("NODE")), presets.accelerator("gb200")) == ()
+    assert lint(machine(grace("NODE"))) == ()
+    # A cluster file does not keep its files' notes: its accelerator says it.
+    assert lint(combine([machine(grace("NODE"))], accelerator="gb200")) == ()
+    for value in (machine(grace("SYS")), combine([machine(grace("SYS"))], accelerator="gb200")):
+        (found,) = lint(value)
+        assert (found.rule, found.sure) == ("nic-other-socket", False)
+        assert "NCCL_TOPO_DUMP_FILE" in found.remedy
+    # The same matrix of another accelerator hurts.
+    assert rules(lint(machine(text(2, "NV18", near="NODE")), presets.accelerator("h100-sxm"))) == ["no-gpudirect"]
+
+
 def test_gpudirect_that_a_file_says_is_off() -> None:
     good = machine(text(2, "NV18"))
     off = tuple(msgspec.structs.replace(p, gdr=False) if p.kind == "gpu" else p for p in good.parts)

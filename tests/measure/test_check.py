@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from tests.measure.test_points import pairs
 from tests.plan.handmade import cluster
 
+from linkwise.cluster import presets
 from linkwise.cluster.detail import NodeDetail
 from linkwise.cluster.types import Cluster
 from linkwise.measure.check import GroupTime, judge, misplaced
@@ -118,6 +119,15 @@ def test_the_map_is_the_plans() -> None:
     assert words == [
         ("rank 0", "device 0, meant to be 1; NUMA node 0, meant to be 1"),
         ("rank 1", "device 1, meant to be 0; NUMA node 1, meant to be 0"),
+    ]
+
+
+def test_another_gpu_than_the_clusters_is_named() -> None:
+    c = replace(cluster(1, 2), accelerator=presets.accelerator("b200-sxm"))
+    seen = {0: "NVIDIA B200", 1: "NVIDIA H100 80GB HBM3"}
+    ranks = [replace(here(r, "m", r), device=name) for r, name in seen.items()]
+    assert [(one.who, one.words, one.sure) for one in misplaced(c, (0, 1), ranks)] == [
+        ("rank 1", "NVIDIA H100 80GB HBM3, meant to be NVIDIA B200 SXM 180GB", True)
     ]
 
 

@@ -3,6 +3,8 @@
 import pytest
 from tests.plan.handmade import cluster
 
+from linkwise.cluster import presets
+from linkwise.cluster.identify import measured_on
 from linkwise.core.errors import InputError
 from linkwise.measure.nccl_tests import parse, samples
 from linkwise.measure.points import calibrate
@@ -170,3 +172,19 @@ def test_tasks_that_see_one_device_each_are_told_apart_by_their_addresses() -> N
     assert parse(HEAD + ROWS, where="run.txt").notes == ()
     with pytest.raises(InputError, match="each rank on a device of its own"):
         samples(parse(text.replace("0000:15:00", "0000:0f:00") + ROWS, where="run.txt"), cluster(1, 4))
+
+
+def test_a_run_on_other_gpus_is_refused() -> None:
+    run = parse(HEAD + ROWS + TAIL, where="run.txt")
+    assert run.products == ("NVIDIA H100 80GB HBM3",)
+    assert measured_on(run.products, presets.accelerator("h100-sxm"), "run.txt") == ()
+    with pytest.raises(InputError, match="run.txt: measured on NVIDIA H100 80GB HBM3.*b200-sxm"):
+        measured_on(run.products, presets.accelerator("b200-sxm"), "run.txt")
+
+
+def test_a_name_the_catalogue_lacks_is_said_and_two_kinds_are_refused() -> None:
+    device = presets.accelerator("b200-sxm")
+    assert "NVIDIA Q9, which is not in the catalogue" in measured_on(["NVIDIA Q9"] * 8, device, "f")[0]
+    assert measured_on([], device, "f") == ()  # versions that print no name
+    with pytest.raises(InputError, match="different GPUs"):
+        measured_on(["NVIDIA B200", "NVIDIA H100 80GB HBM3"], device, "f")

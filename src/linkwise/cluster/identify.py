@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from linkwise.cluster import inside, known, presets
 from linkwise.cluster.topology import Fabric, Machine
@@ -72,7 +72,7 @@ def labelled(fabric: Fabric, given: str | Accelerator | None, notes: list[str]) 
         raise InputError("no node file", where=fabric.source, expected="a node file too, or --accelerator NAME")
     if given is not None:
         device = presets.accelerator(given, where="--accelerator")
-        if said and _contradicts(said, device):
+        if said and contradicts(said, device):
             raise _other(device, fabric.source, said)
         if said and product(said) is None:
             notes.append(_stands_for(said, device))
@@ -91,7 +91,7 @@ def labelled(fabric: Fabric, given: str | Accelerator | None, notes: list[str]) 
 
 def check_labels(fabric: Fabric, device: Accelerator, size: int) -> None:
     """Refuse labels of hosts that contradict their node files: another product, or another number of GPUs."""
-    said = next((name for name in fabric.products if _contradicts(name, device)), "")
+    said = next((name for name in fabric.products if contradicts(name, device)), "")
     number = next((count for count in fabric.gpus if count != size), 0)
     if said or number:
         raise InputError(
@@ -121,7 +121,7 @@ def agree(machines: Sequence[Machine], device: Accelerator, notes: list[str]) ->
     """
     for machine in machines:
         models = dict.fromkeys(gpu.model for gpu in machine.gpus if gpu.model)
-        said = next((model for model in models if _contradicts(model, device)), "")
+        said = next((model for model in models if contradicts(model, device)), "")
         kinds = {wire.kind for wire in machine.wires if wire.kind in ("nvlink", "xgmi")}
         if not said and device.scaleup_kind and kinds and not device.scaleup_kind.lower().startswith(tuple(kinds)):
             said = f"{' and '.join('NVLink' if kind == 'nvlink' else 'xGMI' for kind in sorted(kinds))} between GPUs"
@@ -129,6 +129,26 @@ def agree(machines: Sequence[Machine], device: Accelerator, notes: list[str]) ->
             raise _other(device, machine.source, said)
         if unknown := _unknown(machine):
             notes.append(_stands_for(unknown, device))
+        elif inside.own_memory(machine) and device.host_link != "c2c":
+            notes.append(f"the GPUs' own memory is a NUMA node, as beside Grace: taken as {device.name}, as given")
+
+
+def measured_on(said: Iterable[str], device: Accelerator, where: str) -> tuple[str, ...]:
+    """Notes on what drivers call the GPUs that figures for an accelerator were measured on.
+
+    Raises InputError when they are known to be another one, or are several kinds. A name the catalogue lacks
+    contradicts nothing, and is said.
+    """
+    names = list(dict.fromkeys(name.strip() for name in said if name.strip()))
+    if len({product(name) or name for name in names}) > 1:
+        raise InputError(
+            f"measured on different GPUs: {', '.join(names)[:160]}", where=where, expected="GPUs of one kind"
+        )
+    if names and contradicts(names[0], device):
+        raise InputError(
+            f"measured on {names[0][:80]}", where=where, expected=f"{device.label} ({device.name}), as the cluster has"
+        )
+    return (_stands_for(names[0], device),) if names and product(names[0]) is None else ()
 
 
 def _links(machine: Machine) -> tuple[int, bool]:
@@ -186,7 +206,7 @@ def _alike(machines: Sequence[Machine]) -> None:
             )
 
 
-def _contradicts(model: str, device: Accelerator) -> bool:
+def contradicts(model: str, device: Accelerator) -> bool:
     """Whether what a file calls a GPU is known to be something else. A file of facts of one's own has its own name."""
     if named := product(model):
         own = known.names().get(device.name.lower()) is None
@@ -249,6 +269,13 @@ def _guessed(machine: Machine, notes: list[str]) -> Accelerator:
     """An accelerator by its link counts alone, said in a note; refused when they suggest none."""
     if unknown := _unknown(machine):
         raise _lacking(unknown, machine.source)
+    if inside.own_memory(machine):
+        beside = [name for name in known.canonical_names() if known.accelerator(name).host_link == "c2c"]
+        raise InputError(
+            "the GPUs' own memory is a NUMA node, as beside Grace; the file does not say which accelerator it is",
+            where=machine.source,
+            expected=f"--accelerator {' or '.join(beside)}, or cluster.yaml with the facts of another",
+        )
     found = inside.scaleup(machine)
     into = set(inside.switched(found).values())
     totals = {found.total(gpu) for gpu in range(len(machine.gpus))} if found.direct and not into else set()

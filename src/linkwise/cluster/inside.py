@@ -178,3 +178,8 @@ def _regular(home: tuple[int, ...], strands: tuple[Strand, ...], ports: tuple[fl
     full = len(strands) * 2 == len(home) * (size - 1)
     each = device.scaleup_Bps / (size - 1)
     return device.scaleup_mesh and full and all(abs(strand.spec_Bps / each - 1) < 0.01 for strand in strands)
+
+
+def own_memory(machine: Machine) -> bool:
+    """Whether the file shows that GPUs' memory is NUMA nodes of its own, which it is beside a Grace CPU only."""
+    return any("own memory is a NUMA node" in note for note in machine.notes)

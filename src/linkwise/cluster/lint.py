@@ -16,7 +16,8 @@ from linkwise.cluster.types import Accelerator, Cluster
 from linkwise.core.schema import Frozen
 
 _ORDER = {path: at for at, path in enumerate(PathClass)}
-# NCCL lets a NIC read GPU memory directly up to here (NCCL_NET_GDR_LEVEL's default); P2C is the same over C2C.
+# NCCL lets a NIC read GPU memory directly up to here (NCCL_NET_GDR_LEVEL's default); P2C is the same over C2C, where a
+# NIC of the GPU's own CPU counts (NCCL_NET_GDR_C2C, 1 by default since 2.27; graph/paths.cc ncclTopoCheckGdr).
 _DIRECT = (PathClass.PIX, PathClass.PXB, PathClass.P2C, PathClass.C2C, PathClass.LOC)
 
 
@@ -146,9 +147,10 @@ def _ways_out(machine: Machine, gpus: list[str]) -> str:
     return _said([f"{gpu} {nearest[gpu][1][0]} {_word(machine, gpu, nearest[gpu][1][0])}" for gpu in gpus])
 
 
-def _own_memory(machine: Machine) -> bool:
-    """Whether a GPU's memory is a NUMA node of its own (Grace): nvidia-smi calls every path SYS there."""
-    return any("own memory is a NUMA node" in note for note in machine.notes)
+def _on_c2c(machine: Machine, accelerator: Accelerator | None) -> bool:
+    """Whether GPUs reach their CPU over C2C (Grace). NCCL lets a NIC of that CPU read GPU memory (P2C), and nvidia-smi
+    may call every path SYS."""
+    return inside.own_memory(machine) or (accelerator is not None and accelerator.host_link == "c2c")
 
 
 def _shared_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
@@ -167,7 +169,8 @@ def _shared_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
             )
 
 
-def _far_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
+def _far_nics(machine: Machine, accelerator: Accelerator | None) -> Iterator[Finding]:
+    c2c = _on_c2c(machine, accelerator)
     far = [gpu for gpu, (best, _) in _nearest(machine).items() if best is PathClass.SYS]
     if far:
         yield Finding(
@@ -175,12 +178,14 @@ def _far_nics(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
             what=f"every NIC is on another socket than {_ids(far)}",
             evidence=_ways_out(machine, far),
             consequence="all its network traffic crosses the socket interconnect, and GPUDirect RDMA is off by default",
-            remedy="use a NIC of their own socket if there is one; else keep pp and KV handoff off these GPUs",
-            sure=not _own_memory(machine),
+            remedy="nvidia-smi may say SYS of every NIC beside Grace: read what NCCL sees (NCCL_TOPO_DUMP_FILE)"
+            if c2c
+            else "use a NIC of their own socket if there is one; else keep pp and KV handoff off these GPUs",
+            sure=not c2c,
         )
 
 
-def _no_gpudirect(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
+def _no_gpudirect(machine: Machine, accelerator: Accelerator | None) -> Iterator[Finding]:
     off = [gpu.id for gpu in inside.gpus(machine) if gpu.gdr is False]
     nics = [nic.id for nic in machine.nics if nic.gdr is False]
     if off or (nics and len(nics) == len(machine.nics)):
@@ -194,14 +199,13 @@ def _no_gpudirect(machine: Machine, _: Accelerator | None) -> Iterator[Finding]:
         )
         return
     far = [gpu for gpu, (best, _) in _nearest(machine).items() if best not in _DIRECT]
-    if far:
+    if far and not _on_c2c(machine, accelerator):  # there, a NIC beyond the GPU's own CPU is nic-other-socket
         yield Finding(
             rule="no-gpudirect",
             what=f"no NIC shares a PCIe switch with {_ids(far)}",
             evidence=_ways_out(machine, far),
             consequence="NCCL does not use GPUDirect RDMA beyond PXB by default: traffic goes through host memory",
             remedy="measure with NCCL_NET_GDR_LEVEL=SYS against the default; a NIC under the GPU's switch is the cure",
-            sure=not _own_memory(machine),
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from linkwise.cluster import identify
 from linkwise.cluster.types import Cluster
 from linkwise.core.schema import Frozen
 from linkwise.dist.groups import Session, share
@@ -198,6 +199,8 @@ def misplaced(cluster: Cluster, devices: Sequence[int], ranks: Sequence[Here]) -
             found.append(Finding(who=f"rank {one.rank}", words=words, sure=True))
             continue
         differs = [] if one.index in {index, -1} else [f"device {one.index}, meant to be {index}"]
+        if identify.contradicts(one.device, cluster.accelerator):
+            differs.append(f"{one.device}, meant to be {cluster.accelerator.label}")
         detail = cluster.detail_of(node)
         # Without a topology file the NUMA nodes are an even spread, an assumption that no machine can contradict.
         meant = detail.numa[index] if detail and detail.numa else -1

@@ -19,7 +19,8 @@ MAX_LINE = 2000
 _TAG = re.compile(r"^\s*(?:\[[^\]\s]{1,80}\](?:<\w+>)?:\s*|[\w.,-]+(?:<\w+>)?:(?:\s+|(?=#)))(?=#|\d)")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # ANSI escapes of a terminal
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)(?:\s+\[([\w:.]+)\])?"
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)"
+    r"(?:\s+\[([\w:.]+)\])?(?:\s+(\S.*))?"
 )
 _PROGRAM = re.compile(
     r"\b(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv|broadcast|gather|reduce|scatter|hypercube)_perf\b"
@@ -66,7 +67,7 @@ class Row(NamedTuple):
 class Run(NamedTuple):
     """What a file says. devices: (host, device) of each rank in rank order. kind: "" when the file does not say.
 
-    version: NCCL's, where printed. notes: what was taken for what.
+    version: NCCL's, where printed. products: what the driver calls the devices. notes: what was taken for what.
     """
 
     kind: str
@@ -74,15 +75,18 @@ class Run(NamedTuple):
     rows: tuple[Row, ...]
     version: str
     notes: tuple[str, ...] = ()
+    products: tuple[str, ...] = ()
 
 
 class _Rank(NamedTuple):
-    """A rank's line. group: of ranks that run by themselves. bus: PCI address of its device, "" where not printed."""
+    """A rank's line. group: of ranks that run by themselves. bus: PCI address of its device, product: what the driver
+    calls it; "" where not printed."""
 
     group: str
     host: str
     device: int
     bus: str
+    product: str = ""
 
 
 def load(path: str) -> Run:
@@ -106,7 +110,8 @@ def parse(text: str, *, where: str) -> Run:
         if match := re.search(r"NCCL version (\S+)", line):
             version = match[1][:40]
         if match := _RANK.match(line):
-            one = _Rank(match[2] or "", match[3], min(int(match[4][:9]), _MAX_DEVICES), match[5] or "")
+            product = (match[6] or "").strip()[:80]
+            one = _Rank(match[2] or "", match[3], min(int(match[4][:9]), _MAX_DEVICES), match[5] or "", product)
             if ranks.setdefault(int(match[1][:9]), one) != one:
                 raise InputError(f"rank {match[1][:9]} is on two devices", where=here, expected="one run in a file")
         elif line.startswith("#"):
@@ -129,7 +134,8 @@ def parse(text: str, *, where: str) -> Run:
     for row in rows:
         _whole_elements(row, len(ranks), f"{where}: line {row.line}")
     devices, notes = _devices(ranks, where)
-    return Run(_kind(programs, rows, len(ranks), where), devices, tuple(rows), version, notes)
+    products = tuple(dict.fromkeys(one.product for one in ranks.values() if one.product))
+    return Run(_kind(programs, rows, len(ranks), where), devices, tuple(rows), version, notes, products)
 
 
 def _row(line: str, heads: str, number: int, here: str) -> Row:
