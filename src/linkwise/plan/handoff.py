@@ -228,14 +228,15 @@ def _moved(case: Case) -> dict[tuple[str, int], int]:
 
 def moved_of(case: Case) -> tuple[dict[str, Num], str]:
     """The figures of a resolved handoff and its slowest link, without what they rest on: a search asks for many."""
-    loads = loads_of(case)
-    return _figures(case, loads, plain), link_name(_limiting(case, loads).link)
+    busiest = _limiting(case, loads_of(case))
+    return _figures(case, [busiest], plain), link_name(busiest.link)
 
 
 def of_case(case: Case) -> Handoff:
     """What a resolved handoff takes."""
     loads = loads_of(case)
-    figures = _figures(case, loads, plain)
+    busiest = _limiting(case, loads)
+    figures = _figures(case, [busiest], plain)
     links = [_link(case, load) for load in loads]
     wait = figures.get("wait_s")
     return Handoff(
@@ -244,7 +245,7 @@ def of_case(case: Case) -> Handoff:
         decode=case.decode, bytes_per_token=figures.get("kv_bytes_per_token"), kv_bytes=int(figures["kv_bytes"]),
         crossing_bytes=int(figures["crossing_bytes"]), messages=sum(_messages(case, p) for p in case.pieces),
         flows=tuple(_flow(case, p) for p in case.pieces), ranks=_ranks(case, figures),
-        links=tuple(sorted(links, key=lambda x: -x.seconds)), limiting=link_name(_limiting(case, loads).link),
+        links=tuple(sorted(links, key=lambda x: -x.seconds)), limiting=link_name(busiest.link),
         transfer_s=float(figures["transfer_s"]), copy_s=float(figures.get("copy_s", 0.0)),
         prefill_s=float(figures["prefill_s"]), share_of_prefill=float(figures["share_of_prefill"]),
         exposed_s=float(figures["exposed_s"]), utilization=float(figures["utilization"]),
