@@ -294,10 +294,14 @@ def _first(length: Lengths, load: Load, pace: Pace, beside: Num, coming: Num) ->
     # M/D/c after Sakasegawa: a step serves `room` chunks. Those under way are counted above, hence no root minus 1.
     queued = power(filled, power(2 * (length.room + 1), 0.5)) / (2 * (1 - filled)) / length.room
     queued = queued * arrivals.queues(filled, even)
-    queue = queued * load.chunks
-    if load.lanes > 1:  # what is left of a prompt under way on the same one; with no other, the round after is that
-        queue = queue + filled * fewer * maximum(0, load.chunks / length.room - 1) / 2
-    queue = named("queue", queue * length.full, "s", "prompts behind more than one step has room for")
+    # What is left of a prompt under way beyond the step that is counted above; where no other replica's prompts make
+    # rounds long, the round after is counted too.
+    takes = load.chunks / length.room
+    left = maximum(0, takes - 1) / 2
+    if load.ahead and load.lanes == 1:
+        left = left * maximum(0, 1 - 2 / takes)
+    queue = (queued * load.chunks + filled * fewer * left) * length.full
+    queue = named("queue", queue, "s", "prompts behind more than one step has room for")
     with_it = arrivals.beside(each / load.flight * met, even) * load.chunks
     with_it = named("with_it", with_it, "chunks", "that came in the same round")
     company = minimum(length.room - 1, with_it / load.lanes) * pace.more
