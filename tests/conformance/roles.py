@@ -21,14 +21,14 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"(^|\.)visual\.|vision_|embed_vision|multi_modal_projector|mm_projector", "vision"),
     (r"embed_tokens(_per_layer)?\.|\.embeddings\.", "embed"),
     (r"lm_head\.", "head"),
-    (r"shared_experts?[._]", "moe.shared"),
+    (r"shared_(experts?|mlp)[._]", "moe.shared"),
     (r"\.experts\.", "moe.experts"),
     (r"\.router\.|mlp\.gate\.|mixer\.gate\.|e_score_correction_bias", "moe.router"),
     # Nemotron-H calls every block a mixer.
     (r"\.mixer\.fc\d_latent_proj\.", "moe.latent"),
     (r"\.mixer\.[qkvo]_proj\.", "attn"),
     (r"\.mixer\.(up|down)_proj\.", "mlp"),
-    (r"\.mixer\.", "mamba"),
+    (r"\.(mixer|mamba)\.", "mamba"),
     # DeepSeek-V4's hyper-connections, Gemma 4's scalar on a layer's output.
     (r"\.(attn_hc|ffn_hc|hc_head)\.|\.layer_scalar$", "norm"),
     (r"per_layer_(input_gate|projection|model_projection)\.", "mlp"),

@@ -33,6 +33,7 @@ BY_NAME = [
     "olmo3",
     "cohere",
     "cohere2",
+    "falcon_h1",
 ]
 BY_ROLE = [
     "mixtral",
@@ -57,6 +58,8 @@ BY_ROLE = [
     "deepseek_v4",
     "glm_moe_dsa",
     "nemotron_h",
+    "granitemoehybrid",
+    "phimoe",
     "kimi_k25",
 ]
 
@@ -103,6 +106,33 @@ def test_glm_4_5_by_role(changes: dict[str, Any]) -> None:
     """Its class has no head size of its own: 4096 / 96 heads is no whole number, and every release states 128."""
     model, theirs = _both("glm4_moe", head_dim=128, **changes)
     assert roles.ours(model) == roles.counted(theirs)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("experts", [0, 8])
+def test_granite_4_with_attention_layers_and_without_experts(experts: int) -> None:
+    kinds = ["linear_attention", "full_attention"]
+    changes = {"layer_types": kinds, "num_hidden_layers": 2, "num_local_experts": experts}
+    model, theirs = _both("granitemoehybrid", **changes, tie_word_embeddings=True)
+    ours, expected = roles.ours(model), roles.counted(theirs)
+    if not experts:
+        # Without experts the MLP that is shared otherwise is the layer's own.
+        expected["mlp"] = expected.pop("moe.shared")
+    assert ours == expected
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_biases_of_phi_3_5_moe() -> None:
+    model, theirs = _both("phimoe", attention_bias=True, lm_head_bias=True)
+    assert roles.ours(model) == roles.counted(theirs)
+
+
+@pytest.mark.filterwarnings("default")
+def test_falcon_h1_with_every_bias_and_norm() -> None:
+    flags = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias", "mamba_rms_norm")
+    model, theirs = _both("falcon_h1", **dict.fromkeys(flags, True), mamba_d_head="auto")
+    expected = {name.removesuffix(".weight"): tuple(p.shape) for name, p in theirs.named_parameters()}
+    assert _shapes(model) == expected
 
 
 @pytest.mark.filterwarnings("default")

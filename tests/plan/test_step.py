@@ -317,3 +317,19 @@ def test_a_ranks_calls_are_the_stages_layer_by_layer(layout):
         assert one_by_one == whole
     outer = [o.role for o in rank_ops(*args) if o.role in {"attn.out", "mlp.out", "moe.out", "moe.restore"}]
     assert all(a == "attn.out" and b != "attn.out" for a, b in zip(outer[::2], outer[1::2], strict=True))
+
+
+FALCON = {
+    "model_type": "falcon_h1", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "intermediate_size": 512, "vocab_size": 1024, "mamba_d_ssm": 512, "mamba_n_heads": 16,
+    "mamba_d_head": 32, "mamba_d_state": 64, "mamba_n_groups": 2, "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_two_mixers_of_a_layer_end_in_a_reduction_each():
+    # vLLM's falcon_h1.py: attention's o_proj, Mamba's out_proj and the MLP's down_proj are row-parallel layers.
+    model = from_config(FALCON, None, name="falcon", source="test")
+    ops = ops_of(model, Layout(tp=2), mixed_batch(60, 1, 100))
+    calls = {o.role: o.repeat for o in ops if o.kind == "all_reduce"}
+    assert calls == {"embed": 1, "attn.out": 2 * 3, "mlp.out": 3}

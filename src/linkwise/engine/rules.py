@@ -288,7 +288,7 @@ def context_shards(model: Model, layout: Layout) -> Refusal | None:
     dcp = layout.dcp
     if dcp == 1:
         return None
-    mixers = sorted({la.mixer for la in model.layers} - {"full", "mla", "sparse", "none"})
+    mixers = sorted({kind for la in model.layers for kind in la.mixers} - {"full", "mla", "sparse"})
     if mixers:
         reason = f"dcp {dcp} with {', '.join(mixers)} layers: only full and MLA attention is known to work"
         return Refusal(reason=reason, ways=({"dcp": 1},))

@@ -99,7 +99,8 @@ class State(Frozen, frozen=True, kw_only=True):
 class Layer(Frozen, frozen=True, kw_only=True):
     """One decoder layer.
 
-    mixer: full, sliding, chunked, mla, sparse (attention kinds), linear, mamba, or none.
+    mixer: full, sliding, chunked, mla, sparse (attention kinds), linear, mamba, or none. beside: a second mixer that
+        works on the same input ("" = none); `mixers` has both.
     ffn: dense, moe or none.
     attn_flops_per_pair: FLOPs of one query token attending one key token, all heads (2·heads·(qk_dim + v_dim)).
     attends: keys a query attends at most (window, chunk or sparse top-k); None = all before it.
@@ -119,6 +120,12 @@ class Layer(Frozen, frozen=True, kw_only=True):
     attends_window: int = 0
     index_flops_per_pair: int = 0
     mixer_flops_per_token: int = 0
+    beside: str = ""
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """What mixes tokens here; each ends in a projection of its own."""
+        return tuple(kind for kind in (self.mixer, self.beside) if kind not in {"none", ""})
 
     def keys(self, context: Num) -> Num:
         """Keys one query attends when `context` tokens (itself included) are there to see."""

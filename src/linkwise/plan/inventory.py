@@ -2,6 +2,7 @@
 over thousands of tensors: the layout search asks this thousands of times."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -71,20 +72,20 @@ class Inventory:
         self.states = tuple((state, tuple(layers)) for state, layers in states.items())
         self.shards: dict[tuple[object, ...], dict[int, Shard]] = {}
         self.parts: dict[tuple[object, ...], tuple[Held, ...]] = {}
-        self._mixers = _positions(model.layers, "mixer")
-        self._ffns = _positions(model.layers, "ffn")
+        self._mixers = _positions((kind, layer.index) for layer in model.layers for kind in layer.mixers)
+        self._ffns = _positions((layer.ffn, layer.index) for layer in model.layers)
         alike: dict[Layer, list[int]] = {}
         for layer in model.layers:
             alike.setdefault(replace(layer, index=0), []).append(layer.index)
         self.layer_kinds = tuple((layer, tuple(found)) for layer, found in alike.items())
 
     def mixers(self, stage: Stage) -> int:
-        """Layers of a stage that mix tokens (attention, linear attention, Mamba)."""
-        return sum(_count(v, stage) for k, v in self._mixers.items() if k != "none")
+        """What mixes tokens in a stage's layers (attention, linear attention, Mamba); a layer may have two."""
+        return sum(_count(found, stage) for found in self._mixers.values())
 
     def attention_layers(self, stage: Stage) -> int:
         """Layers of a stage whose mixer keeps per-token keys and values."""
-        return sum(_count(v, stage) for k, v in self._mixers.items() if k not in {"none", "linear", "mamba"})
+        return sum(_count(v, stage) for k, v in self._mixers.items() if k not in {"linear", "mamba"})
 
     def of_mixer(self, stage: Stage, *kinds: str) -> int:
         """Layers of a stage with one of these mixers."""
@@ -99,10 +100,11 @@ class Inventory:
         return _count(self._ffns.get(kind, ()), stage)
 
 
-def _positions(layers: tuple[Layer, ...], field: str) -> dict[str, tuple[int, ...]]:
+def _positions(kinds: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
+    """The layers of each kind."""
     found: dict[str, list[int]] = {}
-    for layer in layers:
-        found.setdefault(getattr(layer, field), []).append(layer.index)
+    for kind, layer in kinds:
+        found.setdefault(kind, []).append(layer)
     return {k: tuple(v) for k, v in found.items()}
 
 

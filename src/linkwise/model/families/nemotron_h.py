@@ -6,14 +6,11 @@ A layer of the config's pattern is a layer here: M = mamba, * = attention, - = M
 from collections.abc import Callable
 from types import MappingProxyType
 
-from msgspec.structs import replace
-
 from linkwise.core.errors import NotUnderstood
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common, states
-from linkwise.model.families.common import Site
+from linkwise.model.families.mamba import Mamba2
 from linkwise.model.families.parts import Dense, Experts, Gqa, Part, Vector, mtp, mtp_inputs, stack
-from linkwise.model.types import Layer, Split
 
 _SIGNS = MappingProxyType({"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"})
 _WORDS = MappingProxyType({"linear_attention": "mamba", "full_attention": "attention"})
@@ -80,58 +77,23 @@ def _considered(fields: Fields, used: set[str]) -> None:
         fields.ignore("moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size")
 
 
-class _Mamba(Part):
-    """Mamba-2: in_proj makes gate, convolved x/B/C and dt; B and C are shared by the heads of a group."""
-
-    def __init__(self, fields: Fields, hidden: int, dtype: str) -> None:
-        self.hidden, self.dtype = hidden, dtype
-        self.heads = fields.integer("mamba_num_heads", least=1, most=common.MAX_HEADS)
-        self.head_dim = common.width(fields, "mamba_head_dim")
-        self.state = common.width(fields, "ssm_state_size", "mamba_d_state")
-        self.groups = fields.integer("n_groups", "mamba_n_groups", least=1, most=self.heads)
-        self.kernel = fields.integer("conv_kernel", "mamba_d_conv", least=1, most=1024)
-        self.conv_bias = fields.flag("use_conv_bias", "mamba_conv_bias", default=True)
-        self.bias = fields.flag("use_bias")
+def _mamba(fields: Fields, hidden: int, dtype: str) -> Mamba2:
+    heads, bias = fields.integer("mamba_num_heads", least=1, most=common.MAX_HEADS), fields.flag("use_bias")
+    return Mamba2(
+        hidden,
+        heads,
+        common.width(fields, "mamba_head_dim"),
+        common.width(fields, "ssm_state_size", "mamba_d_state"),
+        fields.integer("n_groups", "mamba_n_groups", least=1, most=heads),
+        fields.integer("conv_kernel", "mamba_d_conv", least=1, most=1024),
+        dtype=dtype,
         # The first Nemotron-H configs do not name it; transformers' default and the models' cards say float32.
-        self.ssm_dtype = states.state_dtype(fields, "mamba_ssm_cache_dtype", "mamba_ssm_dtype", default="float32")
-        self.inner = self.heads * self.head_dim
-        self.channels = self.inner + 2 * self.groups * self.state
-
-    def write(self, site: Site) -> None:
-        site = site.at("mixer")
-        column, heads = Split.COLUMN, self.heads
-        outputs = self.inner + self.channels + heads
-        site.linear("in_proj", "mamba.in", outputs, self.hidden, column, units=heads, bias=self.bias)
-        site.draft.add(
-            f"{site.name}.conv1d",
-            f"{site.under}mamba.conv",
-            self.channels,
-            1,
-            self.kernel,
-            layer=site.layer,
-            split=column,
-            units=heads,
-        )
-        if self.conv_bias:
-            site.vector("conv1d.bias", "mamba.conv.bias", self.channels, split=column, units=heads)
-        site.vector("dt_bias", "mamba.dt_bias", heads, split=column, units=heads)
-        site.vector("A_log", "mamba.decay", heads, split=column, units=heads)
-        site.vector("D", "mamba.skip", heads, split=column, units=heads)
-        site.vector("norm", "mamba.norm", self.inner, split=column, units=heads)
-        site.linear("out_proj", "mamba.out", self.hidden, self.inner, Split.ROW, units=heads, bias=self.bias)
-
-    def facts(self, layer: Layer) -> Layer:
-        # The convolution's B and C parts split by group; engines replicate groups beyond their number.
-        return replace(
-            layer,
-            mixer="mamba",
-            states=(
-                states.conv_state(self.channels, self.kernel, heads=self.groups, dtype=self.dtype),
-                states.recurrent_state(self.heads, self.head_dim, self.state, dtype=self.ssm_dtype),
-            ),
-            mixer_flops_per_token=states.conv_flops(self.channels, self.kernel)
-            + states.ssd_flops(self.heads, self.head_dim, self.state),
-        )
+        state_dtype=states.state_dtype(fields, *states.STATE_DTYPES, default="float32"),
+        conv_bias=fields.flag("use_conv_bias", "mamba_conv_bias", default=True),
+        bias=bias,
+        out_bias=bias,
+        name="mixer",
+    )
 
 
 def _attention(fields: Fields, hidden: int) -> Gqa:
@@ -173,7 +135,7 @@ def _experts(fields: Fields, hidden: int) -> Experts:
 def _blocks(fields: Fields, hidden: int, dtype: str, used: set[str]) -> dict[str, Part]:
     """The kinds of layer in use: the fields of the others may be absent."""
     writers: dict[str, Callable[[], Part]] = {
-        "mamba": lambda: _Mamba(fields, hidden, dtype),
+        "mamba": lambda: _mamba(fields, hidden, dtype),
         "attention": lambda: _attention(fields, hidden),
         "mlp": lambda: _mlp(fields, hidden),
         "moe": lambda: _experts(fields, hidden),

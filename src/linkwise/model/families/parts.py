@@ -45,10 +45,12 @@ def stack(draft: Draft, layers: Iterable[Iterable[Part]], *, at: str = "model.la
         draft.layers.append(block(Site(draft, f"{at}.{index}", index), parts))
 
 
-def decoder(draft: Draft, layers: Iterable[Iterable[Part]]) -> Draft:
-    """The decoder stack and its final norm."""
+def decoder(draft: Draft, layers: Iterable[Iterable[Part]], *, final: str = "model.norm", bias: bool = False) -> Draft:
+    """The decoder stack and its final norm, by name; `bias` where that is a LayerNorm with a second vector."""
     stack(draft, layers)
-    draft.add("model.norm", "norm.final", draft.hidden)
+    draft.add(final, "norm.final", draft.hidden)
+    if bias:
+        draft.add(f"{final}.bias", "norm.final.bias", draft.hidden)
     return draft
 
 

@@ -6,7 +6,7 @@ from linkwise.model.draft import Draft, Fields
 from linkwise.model.types import State
 
 # How configs name the dtype of a recurrent state.
-_STATE_DTYPES = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+STATE_DTYPES = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
 
 
 def conv_state(channels: int, kernel: int, *, heads: int, dtype: str) -> State:
@@ -63,7 +63,7 @@ def state_dtype(fields: Fields, *names: str, default: str) -> str:
 
 def note_recurrent(draft: Draft, fields: Fields) -> None:
     """Says in which dtype the recurrent state is counted where the config leaves it to the engine."""
-    if not any(name in fields for name in _STATE_DTYPES):
+    if not any(name in fields for name in STATE_DTYPES):
         draft.notes.append(
             f"the config names no dtype of the recurrent state: {draft.dtype} is counted, as vLLM keeps it by default; "
             "SGLang keeps float32"
