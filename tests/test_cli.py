@@ -327,6 +327,24 @@ def test_an_interrupt_while_loading_is_no_traceback(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
 
 
+def test_a_kept_result_without_its_colon_is_told(linkwise: Shell) -> None:
+    ran = linkwise("explain fit kv.rank0")
+    assert ran.code == 2 and "the last result: fit:kv.rank0" in ran.err
+
+
+def test_a_handoff_in_a_plans_place_is_called_one(linkwise: Shell) -> None:
+    linkwise("handoff llama-3.1-8b --prompt 2048 --rate 2/s --prefill-tp 1 --decode-tp 1 --on 8xh100-sxm -o ho.json")
+    ran = linkwise("report ho.json -o page.html")
+    assert ran.code == 2 and "ho.json: is a handoff, which goes beside a plan" in ran.err
+
+
+def test_one_replicas_lists_say_which_it_is(linkwise: Shell) -> None:
+    assert linkwise("plan llama-3.1-8b --on 4xh100-sxm --tp 2 -o plan.json --replicas 2").code == 0
+    first, second = linkwise("place plan.json --as cuda"), linkwise("place plan.json --as cuda --replica 1")
+    assert first.err == "linkwise: note: replica 0 of 2; --replica N prints another\n" and second.err == ""
+    assert first.out == linkwise("place plan.json --as cuda --replica 0").out != second.out
+
+
 def test_the_kept_result_is_a_file_of_its_kind(linkwise: Shell) -> None:
     assert linkwise("fit llama-3.1-8b --on 1xh100-sxm").code == 0
     assert linkwise("explain fit: weights.rank0").out == linkwise("explain fit:weights.rank0").out != ""

@@ -1,12 +1,15 @@
 """What `import linkwise` offers: a name added or lost here is a decision, not an accident."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import linkwise
 
 CALLS = {"fit", "plan", "explain", "compare", "handoff", "models", "hardware", "engines", "load", "save"}
 CALLS |= {"traffic", "place", "diagnose", "simulate", "capacity", "autoscale", "launch", "calibrate"}
+ALONE = {"lab", "measure", "check", "run", "serve", "weights", "trace", "watch", "report", "ui"}
 VALUES = {"Fit", "Placement", "Plan", "NoPlan", "__version__"}
 ERRORS = {"LinkwiseError", "InputError", "NotUnderstood", "Refused", "Undecidable"}
 
@@ -29,8 +32,16 @@ def test_the_commands_are_the_calls() -> None:
 
     commands = {command.name for command in app.registered_commands}
     # Commands that act on a machine, write a file or go on until they are ended are commands only.
-    alone = {"lab", "measure", "check", "run", "serve", "weights", "trace", "watch", "report", "ui"}
-    assert commands - alone == CALLS - {"load", "save"}
+    assert commands - ALONE == CALLS - {"load", "save"}
+
+
+def test_the_commands_page_says_which_are_calls() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
+    start = page.index("`fit`, `plan`")
+    calls, alone = page[start : page.index("```", start)].split("are also Python calls")
+    assert set(re.findall(r"`(\w+)`", calls)) == CALLS - {"load", "save"}
+    # `cluster` is a group of commands.
+    assert set(re.findall(r"`(\w+)`", alone)) == ALONE | {"cluster"}
 
 
 def _python(code: str) -> str:

@@ -132,9 +132,9 @@ def plan_of(value: "FilePath | types.Plan") -> types.Plan:
     """The plan, or the one in a file. Raises InputError for anything else."""
     found = load(value) if isinstance(value, str | os.PathLike) else value
     if not isinstance(found, types.Plan):
-        raise InputError(
-            "is no plan", where=called(value, "value"), expected="a plan, as linkwise plan -o FILE writes it"
-        )
+        kinds = {types.NoPlan: "a refusal to plan", types.Fit: "a fit", Handoff: "a handoff, which goes beside a plan"}
+        said = next((f"is {words}" for kind, words in kinds.items() if isinstance(found, kind)), "is no plan")
+        raise InputError(said, where=called(value, "value"), expected="a plan, as linkwise plan -o FILE writes it")
     return found
 
 

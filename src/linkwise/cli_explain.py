@@ -1,5 +1,6 @@
 """The command `linkwise explain`: its words and options. cli.py registers it."""
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,8 @@ def explain(
             raise InputError(f"two paths: {rest!r} and {path!r}", expected=f"{kind}:PATH alone")
         value: Any = kept(kind)
         path = rest or path
+    elif source in _KEPT and not os.path.lexists(source):
+        raise InputError("no such file", where=source, expected=f"a plan file, or the last result: {source}:{path}")
     else:
         value = source if kind == "seed" else api.load(source)
     if not path and not isinstance(value, str | api.NoPlan):

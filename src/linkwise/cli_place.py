@@ -54,6 +54,8 @@ def place(
     if kind:
         names = tuple(name.strip() for name in hosts.split(",")) if hosts else ()
         streams.write(text(found, kind, replica or 0, names))
+        if replica is None and (count := len(found.rank_grid)) > 1:
+            streams.say(f"note: replica 0 of {count}; --replica N prints another")
     elif json:
         cli_base.print_json(found)
     else:

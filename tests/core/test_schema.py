@@ -1,5 +1,7 @@
 """Values go through the door once: typed, unknown fields refused, the wrong field named."""
 
+import json
+
 import pytest
 
 from linkwise.core.errors import InputError
@@ -28,11 +30,14 @@ def test_a_value_survives_its_file() -> None:
     ("value", "message"),
     [
         ({"name": "lab", "nodes": [{"count": "2"}]}, "room.yaml: field nodes[0].count: expected `int`, got `str`"),
-        ({"name": "lab", "colour": "red"}, "room.yaml: object contains unknown field `colour`"),
+        (
+            {"name": "lab", "colour": "red"},
+            "room.yaml: object contains unknown field `colour`; expected one of name, nodes",
+        ),
         ({"nodes": []}, "room.yaml: object missing required field `name`"),
         (
             {"name": "lab", "nodes": [{"count": 1, "tail": 2}]},
-            "room.yaml: field nodes[0]: object contains unknown field `tail`",
+            "room.yaml: field nodes[0]: object contains unknown field `tail`; expected one of count, kinds",
         ),
     ],
 )
@@ -85,3 +90,14 @@ def test_what_is_no_unicode_is_refused_and_what_is_not_seen_is_escaped() -> None
     text = encode_json(Room(name="\u202ex\x7f"))
     assert text.isascii()
     assert decode_json(text, Room, where="room.json") == Room(name="\u202ex\x7f")
+
+
+def test_a_field_that_is_nearly_known_is_asked_about() -> None:
+    said = "field `node`; expected one of name, nodes. Did you mean nodes?"
+    for read in (
+        lambda value: convert(value, Room, where="room"),
+        lambda value: decode_json(json.dumps(value).encode(), Room, where="room"),
+    ):
+        with pytest.raises(InputError) as caught:
+            read({"name": "lab", "node": []})
+        assert said in str(caught.value)

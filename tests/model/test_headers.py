@@ -364,3 +364,14 @@ def test_weights_of_one_stored_tensor_share_its_bytes(tmp_path: Path) -> None:
 def test_a_fused_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="qkv_proj"):
         load(str(_phi(tmp_path, fused(qkv_rows=80))))
+
+
+def test_an_index_that_says_another_size_is_noted(folder: Path) -> None:
+    held = load(str(folder)).weight_bytes  # by the config
+    write(folder / "a.safetensors", checkpoint())
+    names = dict.fromkeys(checkpoint(), "a.safetensors")
+    for said, noted in ((held, False), (5, True), ("5", False)):
+        (folder / headers.INDEX).write_text(json.dumps({"metadata": {"total_size": said}, "weight_map": names}))
+        found = load(str(folder))
+        assert (found.exact_bytes, found.weight_bytes) == (True, held)
+        assert any(f"says 5 bytes, the files hold {held:,}" in note for note in found.notes) is noted

@@ -1,6 +1,8 @@
 """Schema versions, and typed reading and writing of our own files."""
 
-from typing import Any, TypeVar
+import difflib
+import re
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -28,7 +30,7 @@ def convert(value: Any, kind: type[T], *, where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise InputError(_field_first(str(error)), where=where) from None
+        raise _wrong(error, kind, where) from None
 
 
 def decode_json(text: bytes, kind: type[T], *, where: str) -> T:
@@ -37,7 +39,7 @@ def decode_json(text: bytes, kind: type[T], *, where: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        raise InputError(_field_first(str(error)), where=where) from None
+        raise _wrong(error, kind, where) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"not valid JSON: {error}", where=where) from None
     except InputError as error:  # a value's own check, which does not know the file
@@ -62,6 +64,42 @@ def encode_json(value: Any) -> bytes:
     except msgspec.ValidationError as error:
         raise InternalError(f"a {type(value).__name__} that cannot be read back: {error}") from None
     return escaped_json(msgspec.json.format(text, indent=1)) + b"\n"
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$(.*)`)?", re.DOTALL)
+
+
+def _wrong(error: msgspec.ValidationError, kind: Any, where: str) -> InputError:
+    """What is wrong with a value, by its field; for a field that is not known, those that are."""
+    match = _UNKNOWN.fullmatch(str(error))
+    known = _fields(kind, match[2] or "") if match else ()
+    near = difflib.get_close_matches(match[1], known, n=1) if match else []
+    return InputError(
+        _field_first(str(error)),
+        where=where,
+        expected="one of " + ", ".join(known) if known else "",
+        hint=f"Did you mean {near[0]}?" if near else "",
+    )
+
+
+def _fields(kind: Any, place: str) -> tuple[str, ...]:
+    """The fields of the object at a place of a value of that type, such as `.nodes[0]`; none where types are unions."""
+    for name in filter(None, re.sub(r"\[[^\]]*\]", "", place).split(".")):
+        inner = {field.encode_name: field.type for field in msgspec.structs.fields(kind)} if _is_struct(kind) else {}
+        kind = _struct_in(inner.get(name))
+    return tuple(field.encode_name for field in msgspec.structs.fields(kind)) if _is_struct(kind) else ()
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _struct_in(kind: Any) -> Any:
+    """The one struct in a type such as `tuple[Node, ...] | None`."""
+    if _is_struct(kind):
+        return kind
+    found = {inner for part in get_args(kind) if (inner := _struct_in(part)) is not None}
+    return found.pop() if len(found) == 1 else None
 
 
 def _field_first(message: str) -> str:

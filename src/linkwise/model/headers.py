@@ -76,10 +76,19 @@ class Stored:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The safetensors files of a folder. named: tensor -> file name, where an index says so."""
+    """The safetensors files of a folder. named: tensor -> file name, where an index says so. total_bytes: of all
+    tensors by the index; None where it does not say."""
 
     files: tuple[Path, ...] = ()
     named: dict[str, str] = field(default_factory=dict)
+    total_bytes: int | None = None
+
+    def against(self, stored: dict[str, Stored]) -> list[str]:
+        """A note where the index says another size than the files have. stored: what they hold."""
+        held = sum(one.bytes + one.scale_bytes for one in stored.values())
+        if self.total_bytes in {None, held}:
+            return []
+        return [f"{INDEX} says {self.total_bytes:,} bytes, the files hold {held:,}: the files count"]
 
 
 def find(folder: Path) -> Checkpoint:
@@ -89,7 +98,8 @@ def find(folder: Path) -> Checkpoint:
         files = sorted(folder.glob("*.safetensors"))
         _at_most(len(files), MAX_FILES, "weight files", str(folder))
         return Checkpoint(tuple(files))
-    names = read_json_object(index, max_bytes=MAX_HEADER_BYTES).get("weight_map")
+    content = read_json_object(index, max_bytes=MAX_HEADER_BYTES)
+    names, metadata = content.get("weight_map"), content.get("metadata")
     if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
         raise InputError("weight_map is not an object of file names", where=str(index))
     _at_most(len(names), MAX_TENSORS, "tensors", str(index))
@@ -106,7 +116,8 @@ def find(folder: Path) -> Checkpoint:
             where=str(folder),
             expected="all files of the index, or none",
         )
-    return Checkpoint(present, names)
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return Checkpoint(present, names, int(total) if isinstance(total, int | float) and 0 <= total < 2**63 else None)
 
 
 def _at_most(count: int, most: int, what: str, where: str) -> None:

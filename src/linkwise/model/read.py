@@ -58,11 +58,18 @@ def _from_path(path: Path, weight_dtype: str | None) -> Model:
     quant_path = folder / "hf_quant_config.json"
     quantization = read_json_object(quant_path) if whole and os.path.lexists(quant_path) else None
     name = folder.resolve().name if config_path.name == "config.json" else config_path.stem
-    model = from_config(config, quantization, name=name, source=str(config_path), weight_dtype=weight_dtype)
     checkpoint = headers.find(folder) if whole and weight_dtype is None else headers.Checkpoint()
+    stored = headers.collect(checkpoint) if checkpoint.files else {}
+    silent = stored and not _names_dtype(config)
+    if silent:
+        config = {**config, "torch_dtype": headers.plain_dtype(stored) or None}
+    model = from_config(config, quantization, name=name, source=str(config_path), weight_dtype=weight_dtype)
     if not checkpoint.files:
         return model
-    tensors, notes = headers.exact(model.tensors, headers.collect(checkpoint), str(folder))
+    tensors, notes = headers.exact(model.tensors, stored, str(folder))
+    notes += checkpoint.against(stored)
+    if silent:
+        notes.append(f"the config names no torch_dtype: {model.dtype}, as its files have most of what is not quantised")
     mtp = model.mtp_layers if any(t.role.startswith("mtp.") for t in tensors) else 0
     return msgspec.structs.replace(
         model, tensors=tensors, exact_bytes=True, mtp_layers=mtp, notes=(*model.notes, *notes)
@@ -136,6 +143,12 @@ def from_config(
         quantization=weight_dtype or scheme.name,
         notes=(*draft.notes, *scheme.notes),
     )
+
+
+def _names_dtype(config: dict[str, Any]) -> bool:
+    """Whether a config says the dtype of what is not quantised, for the whole or for its language model."""
+    text = config.get("text_config")
+    return any(one.get(field) for one in (config, text) if isinstance(one, dict) for field in _INHERITED)
 
 
 def _text_section(config: dict[str, Any], source: str) -> dict[str, Any]:

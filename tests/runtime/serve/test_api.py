@@ -175,6 +175,8 @@ def test_what_would_change_the_answer_is_refused_by_name(server, field: str, val
         ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("reasoning_effort", "high"),
         ("modalities", ["audio"]), ("top_logprobs", 3), ("logprobs", True), ("web_search_options", {}),
         ("functions", [{}]), ("verbosity", "low"), ("max_completion_tokens", 0), ("messages", []),
+        ("messages", [{"role": "wizard", "content": "x"}]), ("messages", [{"content": "x"}]),
+        ("messages", [{"role": ["user"], "content": "x"}]),
         ("messages", [{"role": "user"}]), ("messages", [{"role": "user", "content": "x", "tool_calls": [1]}]),
     ],
 )  # fmt: skip

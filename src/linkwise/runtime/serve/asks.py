@@ -316,7 +316,14 @@ def _messages(given: _Chat, text: Text, room: _Room) -> tuple[int, ...]:
     return _encoded(written, text, room, special=False)
 
 
+# The roles of the OpenAI API; what a template makes of one is the model's matter.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
 def _check_message(message: Mapping[str, Any], number: int) -> None:
+    if message.get("role") not in _ROLES:
+        said = f"role {message['role']!r}"[:80] if "role" in message else "no role"
+        raise ApiError(400, f"{said}; one of {', '.join(_ROLES)} is served", param=f"messages[{number}].role")
     for name in ("tool_calls", "function_call", "audio"):
         if message.get(name):
             place = f"messages[{number}].{name}"
