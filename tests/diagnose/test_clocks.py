@@ -172,3 +172,26 @@ def test_what_is_left_open_always_holds_the_truth(ahead, took, both):
         left = found.shift_ns[rank] + off[rank] * MS - (found.shift_ns[0])
         assert abs(left) <= found.unsure_ns[rank] + 2  # each time is a whole ns
         assert found.unsure_ns[rank] <= world * took * MS + 2 * world
+
+
+LATE = [Step("tp", {0: 5, 1: 5, 2: 25, 3: 5})] * 40  # rank 2 works five times as long as its peers
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost.localdomain", "LocalHost", "gpu-a"])
+def test_several_machines_of_one_name_are_told_by_calls_that_contradict_one_clock(host):
+    # Two machines, the second 4.2 s ahead. By one clock ranks 1 and 3 would come 4.2 s after the others had left.
+    made = run(GROUP, LATE, hosts=dict.fromkeys(range(4), host), ahead_ms={1: 4200, 3: 4200})
+    found = align(made.trace)
+    assert len(set(found.clock)) == 4
+    assert [found.shift_ns[place] - found.shift_ns[0] for place in range(4)] == [0, -4200 * MS, 0, -4200 * MS]
+    assert found.refuted == ((0, 1, 2, 3) if host == "gpu-a" else ())
+    answer = diagnose(made)
+    assert [(one.class_, one.original_fault.ranks) for one in answer.findings] == [("late_rank", (2,))]
+    assert ("on the clock they share" in answer.clocks) == (host == "gpu-a")
+
+
+def test_one_machine_keeps_its_clock_whatever_its_ranks_do():
+    # One stands still for 4 s once; another is late each time: both are seen by the one clock.
+    pause = Step("tp", {0: 5, 1: 5, 2: 5, 3: 4200})
+    for steps in (LATE, [*LATE[:20], pause, *LATE[:20]]):
+        assert align(run(GROUP, steps, hosts=dict.fromkeys(range(4), "gpu-a")).trace).refuted == ()

@@ -145,6 +145,11 @@ def _clocks(case: Case) -> str:
     clocks: Clocks = case.clocks
     moved = [abs(shift) for shift in clocks.shift_ns.values() if shift]
     words = [f"{counted(len(moved), 'clock')} moved by up to {show_time(max(moved) / 1e9)}"] if moved else []
+    if clocks.refuted:
+        words.append(
+            f"{_apart(case, clocks.refuted)}: on the clock they share, calls end before others enter them, so each is"
+            " taken to have its own"
+        )
     unsure = max(clocks.unsure_ns.values(), default=0)
     if clocks.residual_s is not None:
         words.append(f"in step to {show_time(clocks.residual_s)} (median)")

@@ -10,6 +10,9 @@ And callers that wait for each call begin the next one of a group only after eve
 a pair of clocks from one side; bounds add up along any way from clock to clock (a ring of stages closes them), and the
 tightest way counts. Clocks are moved only as far as the bounds ask. Clocks that no bounds tie from both sides stay
 apart: what happened first on them is not known.
+
+Records of one named host share a clock, unless their own calls say that they do not: several machines may have one
+name, and "localhost" is none.
 """
 
 from typing import NamedTuple
@@ -17,13 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from linkwise.trace.calls import DONE, Ints
-from linkwise.trace.events import Trace
+from linkwise.trace.events import Head, Trace, names_a_host
 from linkwise.trace.joined import P2P, Joined, join
 
 TOGETHER = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier")
 LEAST = 3  # calls in common, for two clocks to be compared by them
 MOST = 4_000  # calls that are looked at; the newest, where clocks are now
 MESSAGES = 65_536  # likewise
+SURE_NS = 1_000_000  # by which times must contradict each other: a device's and its host's are not quite on one clock
 # What bounds may contradict each other by, tried in turn: clocks run at different speeds while a record lasts, and
 # recorders note an end up to a tenth of a second late.
 SLACK_NS = (0, 100_000, 1_000_000, 10_000_000, 100_000_000)
@@ -45,6 +49,7 @@ class Clocks(NamedTuple):
     island: tuple[int, ...]
     one_way: tuple[int, ...] = ()
     clock: tuple[int, ...] = ()
+    refuted: tuple[int, ...] = ()
 
 
 # By two clocks: the second is ahead of the first by at most so many ns.
@@ -64,10 +69,10 @@ def align(trace: Trace, joined: Joined | None = None) -> Clocks:
 
     joined: the trace's calls, where they are joined already.
     """
-    clock = _clocks(trace)
+    joined = join(trace) if joined is None else joined
+    clock, refuted = _kept(_clocks(trace), joined)
     if len(set(clock)) < 2:
         return Clocks({}, None, by_ends=True, apart=(), unsure_ns={}, island=(0,) * len(clock))
-    joined = join(trace) if joined is None else joined
     of = np.asarray(clock, np.int64)
     entries = np.bincount(of[joined.rows.who], minlength=max(clock) + 1)
     order = sorted(range(len(entries)), key=lambda one: -int(entries[one]))
@@ -92,18 +97,53 @@ def align(trace: Trace, joined: Joined | None = None) -> Clocks:
         island=tuple(one.island for one in places),
         one_way=tuple(place for place, one in enumerate(places) if one.island and clock[place] in one_sided),
         clock=tuple(clock),
+        refuted=refuted,
     )
 
 
-def _clocks(trace: Trace) -> list[int]:
-    """A number per record; records of one machine, or else of one named host, have the same."""
-    seen: dict[tuple[str, str, int], int] = {}
+def _kept(clock: list[int], joined: Joined) -> tuple[list[int], tuple[int, ...]]:
+    """Clocks that records claim to share, as far as their calls do not refute it: those of a refuted one each have
+    their own. A call is over nowhere before everybody entered it; on one clock, not by its times either. Also the
+    records whose claim is refuted."""
+    rows = joined.rows
+    together = np.isin(rows.op, [joined.op(name) for name in TOGETHER]) & (rows.state == DONE)
+    call = np.repeat(np.arange(joined.calls), np.diff(joined.first))
+    of = np.asarray(clock, np.int64)
+    begun = np.where(rows.created_ns > 0, rows.created_ns, rows.started_ns)
+    here = np.flatnonzero(together & (begun > 0) & (rows.ended_ns > 0))
+    if not len(here):
+        return clock, ()
+    _, part = np.unique(call[here] * (1 + int(of.max())) + of[rows.who[here]], return_inverse=True)
+    begins, ends = begun[here], rows.ended_ns[here]
+    first_end = np.full(int(part.max()) + 1, np.iinfo(np.int64).max)
+    last_begin = np.zeros(len(first_end), np.int64)
+    np.minimum.at(first_end, part, ends)
+    np.maximum.at(last_begin, part, begins)
+    # By record: in how many of its calls that another record of its clock has, and in how many times contradict.
+    shared = np.bincount(part)[part] > 1
+    odd = (begins > first_end[part] + SURE_NS) | (ends < last_begin[part] - SURE_NS)
+    count = np.bincount(rows.who[here], weights=shared, minlength=len(clock))
+    odds = np.bincount(rows.who[here], weights=odd, minlength=len(clock))
+    bad = {clock[place] for place in np.flatnonzero((odds >= LEAST) & (2 * odds > count)).tolist()}
+    refuted = tuple(place for place, one in enumerate(clock) if one in bad)
+    numbers: dict[tuple[int, int], int] = {}
     return [
-        seen.setdefault(
-            (head.clock, "" if head.clock else head.host, -1 if head.clock or head.host else place), len(seen)
-        )
-        for place, head in enumerate(rank.head for rank in trace.ranks)
+        numbers.setdefault((one, place if one in bad else -1), len(numbers)) for place, one in enumerate(clock)
+    ], refuted
+
+
+def _clocks(trace: Trace) -> list[int]:
+    """A number per record; records that say one machine, or else one host's name, have the same."""
+    seen: dict[tuple[str, str, int], int] = {}
+    heads = [(head.clock, "" if head.clock or not names_a_host(head.host) else head.host) for head in _heads(trace)]
+    return [
+        seen.setdefault((clock, host, -1 if clock or host else place), len(seen))
+        for place, (clock, host) in enumerate(heads)
     ]
+
+
+def _heads(trace: Trace) -> list[Head]:
+    return [rank.head for rank in trace.ranks]
 
 
 def _moments(joined: Joined, times: Ints) -> tuple[Ints, Ints, Ints]:

@@ -5,6 +5,7 @@ of a prompt or an answer, nor a token: requests appear under a keyed hash of the
 """
 
 import hashlib
+import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -168,6 +169,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks' records of one run."""
 
     ranks: tuple[RankTrace, ...] = ()
+
+
+def names_a_host(name: str) -> bool:
+    """Whether a host's name tells it from others: "" and what every host may call itself do not."""
+    return re.fullmatch(r"(?:localhost(?:\d?\.localdomain\d?)?|127\.0\.0\.1|::1)?", name, re.IGNORECASE) is None
 
 
 def request_key(id: str, key: bytes) -> str:

@@ -16,7 +16,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.files import open_regular
 from linkwise.core.printable import printable
 from linkwise.trace import readers
-from linkwise.trace.events import RankTrace, Trace
+from linkwise.trace.events import RankTrace, Trace, names_a_host
 from linkwise.trace.facts import Fact, Span
 from linkwise.trace.limits import allow_cpu, limit
 from linkwise.trace.readers.base import Reading, Source
@@ -176,7 +176,8 @@ def _ranks(good: list[tuple[_Read, Reading]]) -> list[tuple[str, RankTrace]]:
 
 def _at(rank: RankTrace, host: str) -> RankTrace:
     """A record that does not say its host is of the one its folder is named after."""
-    return rank if rank.head.host or not host else replace(rank, head=replace(rank.head, host=host))
+    known = names_a_host(rank.head.host) or not host
+    return rank if known else replace(rank, head=replace(rank.head, host=host))
 
 
 def _told_apart(found: list[tuple[str, RankTrace]]) -> tuple[list[RankTrace], dict[str, tuple[str, ...]]]:
