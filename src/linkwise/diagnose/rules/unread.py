@@ -1,4 +1,4 @@
-"""Ranks whose record is there and cannot be read, or ends early: what they did is not known, so none is ever named for
+"""Ranks whose record is there and cannot be used, or ends early: what they did is not known, so none is ever named for
 what its record does not show. `hang.py` and `absent.py` ask; no rule by itself."""
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ MOST = 8  # files that are named
 
 
 def files(case: Case, unit: str) -> dict[int, Unusable]:
-    """By rank of a unit, the file that is its record and cannot be read; a rank with another record is not there."""
+    """By rank of a unit, the file that is its record and cannot be used; a rank with another record is not there."""
     known = {rank.head.rank for rank in case.joined.ranks if rank.head.unit == unit}
     return {
         one.rank: one
@@ -26,12 +26,12 @@ def nameless(case: Case) -> list[Unusable]:
 
 
 def hidden(case: Case, unit: str, ranks: Iterable[int]) -> bool:
-    """Whether the record of one of some ranks without a record may be a file that cannot be read."""
+    """Whether the record of one of some ranks without a record may be a file that cannot be used."""
     return bool(nameless(case)) or bool(set(ranks) & set(files(case, unit)))
 
 
 def of_files(case: Case, unit: str, waits: dict[int, list[str]], reporter: str) -> Finding:
-    """Ranks that others wait for and that have no record, where one of the records may not have been read. waits: by
+    """Ranks that others wait for and that have no record, where one of the records could not be used. waits: by
     rank, who waits for it."""
     mine = files(case, unit)
     broken = [rank for rank in waits if rank in mine]
@@ -39,9 +39,9 @@ def of_files(case: Case, unit: str, waits: dict[int, list[str]], reporter: str) 
     unknown = nameless(case) if rest else []
     bad = [*(mine[rank] for rank in broken), *unknown]
     whose = f" of {unit}" if unit else ""
-    said = [f"{_records(broken)} cannot be read"] if broken else []
+    said = [f"{_records(broken)} cannot be used"] if broken else []
     said += [f"{ranks_text(rest)} {_have(rest)} no record"] if rest else []
-    said += ["a file that is a record cannot be read, and nothing says whose it is"] if unknown else []
+    said += ["a file that is a record cannot be used, and nothing says whose it is"] if unknown else []
     return Finding(
         class_="hang",
         summary=f"others wait for {ranks_text(list(waits))}{whose}: {', and '.join(said)}. What happened there is not"
@@ -54,7 +54,7 @@ def of_files(case: Case, unit: str, waits: dict[int, list[str]], reporter: str) 
             *(f"{one.path}: {one.reason}" for one in bad[:MOST]),
             *(line for why in waits.values() for line in why[:2]),
         )[: 2 * MOST],
-        would_decide=f"the whole of {'this file' if len(bad) == 1 else 'these files'}: copied again, or written again"
+        would_decide=f"{'this file' if len(bad) == 1 else 'these files'} whole and of this run, copied or written again"
         + (f"; whether the processes of {ranks_text(rest)} still run" if rest else ""),
         next=f"fetch {', '.join(one.path for one in bad[:MOST])} again; py-spy dump of {ranks_text(list(waits))}",
         recovery="none",
