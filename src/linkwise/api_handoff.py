@@ -151,7 +151,7 @@ def _of_layouts(
     if workload.rate_per_s is None:
         raise InputError("no rate", where="handoff", expected="requests per second, such as 20/s")
     where = cluster_of(on, given)
-    what = model_of(model, given)
+    what = by.holds(model_of(model, given), options, where.accelerator)
     found = decide(
         what,
         where,

@@ -13,6 +13,7 @@ SETTINGS = (
     "osl",
     "ttft",
     "tpot",
+    "dtype",
     "kv_dtype",
     "weights",
     "utilization",

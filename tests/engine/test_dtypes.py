@@ -153,3 +153,11 @@ def test_held_twice_is_held_once() -> None:
     one = model("bfloat16")
     assert held(one, "bfloat16") is one
     assert held(held(one, "float32"), "bfloat16") == one
+
+
+def test_a_handoff_moves_kv_in_the_dtype_that_runs(tmp_path: Path) -> None:
+    """A token's keys and values: 2 layers x 2 x 2 heads x 16, in 2 bytes of bfloat16, or 4 where float32 is chosen."""
+    at = folder(tmp_path / "m", "F32", "float32")
+    for chosen, size in (({}, 2), ({"dtype": "float32"}, 4)):
+        found = linkwise.handoff(at, "2xh100-sxm", prompt=1024, prefill_tp=1, decode_tp=1, rate="1/s", **chosen)
+        assert found.kv_bytes == 1024 * 2 * 2 * 2 * 16 * size

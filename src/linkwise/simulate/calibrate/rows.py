@@ -62,7 +62,7 @@ def case_of(row: Row, given: Given) -> Case:
     if row.ttft_s is None and row.tpot_s is None:
         raise InputError("neither TTFT nor TPOT", where=row.source, expected="one of them")
     engine, version_said = _engine(row, given)
-    model = _model(_named(row, given), row.gemm_quant)
+    model = engine.holds(_model(_named(row, given), row.gemm_quant), Options())
     if isl + osl > model.max_len:
         raise InputError(
             f"{isl:,.0f} tokens in and {osl:,.0f} out", where=row.source,
