@@ -99,6 +99,29 @@ def test_int4_packs_by_hand() -> None:
     assert (awq.bytes, awq.scale_bytes) == (640 * 256 // 2, 1280 * 2 + 640)
 
 
+def test_packed_integers_of_8_bits() -> None:
+    """Four to a word; engines unpack them, so they are not the int8 that is multiplied as it is."""
+    own = {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": False, "sym": True}
+    gptq = _tensor(_llama(own), "model.layers.0.mlp.up_proj")
+    # 640 x 1 group: a float16 scale and 8 bits of zero point each; 256 int32 input indices.
+    assert (gptq.dtype, gptq.bytes, gptq.scale_bytes) == ("uint8", 640 * 256, 640 * 2 + 640 + 256 * 4)
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    compressed = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    up = _tensor(_llama(compressed), "model.layers.0.mlp.up_proj")
+    assert (up.dtype, up.bytes, up.scale_bytes) == ("uint8", 640 * 256, 640 * 2 + 8)
+
+
+def test_modules_that_gptq_leaves_out_by_expression() -> None:
+    own = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*self_attn.*": {}}}
+    model = _llama(own)
+    assert _tensor(model, "model.layers.0.self_attn.q_proj").dtype == "bfloat16"
+    assert _tensor(model, "model.layers.0.mlp.up_proj").dtype == "int4"
+
+
 def test_mixed_precision_by_module() -> None:
     layers = {
         "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
@@ -131,6 +154,10 @@ def test_experts_of_a_layer_must_agree() -> None:
         ({"quant_method": "fp8", "weight_block_size": [-1, 128]}, "weight_block_size"),
         ({"quant_method": 8}, "quant_method is 8"),
         ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits"),
+        ({"quant_method": "gptq", "bits": [4]}, "gptq with .4. bits"),
+        ({"quant_method": "awq", "bits": 8}, "awq with 8 bits"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*mlp.*": {"bits": 8}}}, "dynamic stores"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(a+)+$": {}}}, "too complex"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "list of module names"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "one group of 'Linear'"),
         ({"quant_method": "compressed-tensors", "config_groups": {}, "ignore": ["re:(a+)+$"]}, "too complex"),
@@ -161,5 +188,5 @@ def test_what_if_of_a_quantised_checkpoint_starts_from_its_weights() -> None:
 
 
 def test_a_scheme_pads_packed_rows() -> None:
-    assert quant.int4(128, name="x", scale_dtype="float16").element_bytes(3, 9) == 3 * 2 * 4  # two int32 words a row
+    assert quant.packed(128, name="x", scale_dtype="float16").element_bytes(3, 9) == 3 * 2 * 4  # two int32 words a row
     assert quant.nvfp4().element_bytes(3, 9) == 3 * 5

@@ -75,11 +75,16 @@ def nvfp4(group: int = 16, *, inputs: bool = True) -> Scheme:
     )
 
 
-def int4(group: int, *, name: str, scale_dtype: str, zero_bits: int = 0, **extra: int) -> Scheme:
-    """Grouped 4-bit integers packed into int32 words."""
+# Integers in int32 words, by their bits: engines unpack them and compute in the model's dtype (int8 is multiplied as it
+# is).
+PACKED = {4: "int4", 8: "uint8"}
+
+
+def packed(group: int, *, name: str, scale_dtype: str, bits: int = 4, zero_bits: int = 0, **extra: int) -> Scheme:
+    """Grouped integers packed into int32 words; group 0 = one group a row."""
     return Scheme(
         name=name,
-        dtype="int4",
+        dtype=PACKED[bits],
         block=(1, group),
         scale_dtype=scale_dtype,
         zero_bits=zero_bits,
@@ -99,7 +104,7 @@ NAMED: dict[str, Scheme] = {"mxfp4": MXFP4, "mxfp8": MXFP8, "nvfp4": nvfp4(), "f
 # What-if storage of linear weights (`weight_dtype`), by the names people say.
 WHAT_IF: dict[str, Scheme] = {
     "float8_e4m3": FP8_TENSOR_DYNAMIC,
-    "int4": int4(128, name="int4 group 128", scale_dtype="float16"),
+    "int4": packed(128, name="int4 group 128", scale_dtype="float16"),
     "float4_e2m1": nvfp4(),
     "mxfp4": MXFP4,
     "int8": Scheme(name="int8", dtype="int8", block=(1, 0), scale_dtype="float32"),

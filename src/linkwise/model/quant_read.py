@@ -72,7 +72,7 @@ def _by_method(method: str, own: dict[str, Any], where: str, dtype: str, fp8_sca
     if method == "compressed-tensors":
         return _compressed(own, where, dtype)
     if method in ("awq", "gptq"):
-        return _int4(method, own, where)
+        return _words(method, own, where)
     if method == "fbgemm_fp8":
         scheme = Scheme(name="fp8 per row", dtype="float8_e4m3", block=(1, 0))
         skip = compile_names(own.get("modules_to_not_convert"), where=where, suffix=True)
@@ -171,7 +171,7 @@ def _compressed(own: dict[str, Any], where: str, dtype: str) -> Quantization:
 
 
 def _group(group: dict[str, Any], form: str, where: str, dtype: str) -> Scheme:
-    """One config group: 4-bit packed integers, MXFP4, NVFP4, or 8-bit floats and integers."""
+    """One config group: packed integers, MXFP4, NVFP4, or 8-bit floats and integers."""
     weights = _object(group.get("weights"), where)
     form = str(group.get("format") or form)
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
@@ -181,14 +181,16 @@ def _group(group: dict[str, Any], form: str, where: str, dtype: str) -> Scheme:
         return quant.MXFP4
     if form == "nvfp4-pack-quantized":
         return quant.nvfp4(inputs=bool(inputs))
-    if form == "pack-quantized" and (bits, kind) == (4, "int"):
-        zero = 0 if weights.get("symmetric", True) else 4
+    if form == "pack-quantized" and kind == "int" and type(bits) is int and bits in quant.PACKED:
+        zero = 0 if weights.get("symmetric", True) else bits
         # One int32 pair holds the unpacked shape.
         if strategy == "group":
             size = bounded(weights.get("group_size"), "group_size", where)
-            return quant.int4(size, name=f"int4 group {size}", scale_dtype=dtype, zero_bits=zero, tensor_bytes=8)
+            name = f"int{bits} group {size}"
+            return quant.packed(size, name=name, scale_dtype=dtype, bits=bits, zero_bits=zero, tensor_bytes=8)
         if strategy == "channel":
-            return quant.int4(0, name="int4 per channel", scale_dtype=dtype, zero_bits=zero, tensor_bytes=8)
+            name = f"int{bits} per channel"
+            return quant.packed(0, name=name, scale_dtype=dtype, bits=bits, zero_bits=zero, tensor_bytes=8)
     if bits == 8 and kind in ("float", "int") and form in ("float-quantized", "int-quantized", "naive-quantized"):
         element = "float8_e4m3" if kind == "float" else "int8"
         name = f"{'fp8' if kind == 'float' else 'int8'} per {strategy}"
@@ -205,20 +207,33 @@ def _group(group: dict[str, Any], form: str, where: str, dtype: str) -> Scheme:
     raise refuse(f"compressed-tensors format {form!r} with {bits} bits {kind!r} per {strategy!r}"[:200], where)
 
 
-def _int4(method: str, own: dict[str, Any], where: str) -> Quantization:
-    """AWQ and GPTQ: 4-bit words, float16 scales and packed 4-bit zero points per group; GPTQ adds an input index."""
+def _words(method: str, own: dict[str, Any], where: str) -> Quantization:
+    """AWQ (4 bits) and GPTQ (4 or 8): packed words, float16 scales and packed zero points per group; GPTQ adds an input
+    index, and may leave modules out by regular expression."""
     bits = own.get("bits", own.get("w_bit"))
-    if bits != 4:
+    if type(bits) is not int or bits not in (quant.PACKED if method == "gptq" else (4,)):
         raise refuse(f"{method} with {bits!r} bits"[:200], where)
     size = own.get("group_size", own.get("q_group_size", 128))
     # group_size -1: one group per output channel.
     group = 0 if size == -1 else bounded(size, "group_size", where)
-    scheme = quant.int4(
+    scheme = quant.packed(
         group,
-        name=f"{method} int4 group {size}",
+        name=f"{method} int{bits} group {size}",
         scale_dtype="float16",
-        zero_bits=4,
+        bits=bits,
+        zero_bits=bits,
         index_bytes=4 if method == "gptq" else 0,
     )
-    skip = compile_names(own.get("modules_to_not_convert"), where=where, suffix=True)
+    names = own.get("modules_to_not_convert")
+    skip = compile_names(_left_out(own.get("dynamic"), names, where), where=where, suffix=True, regex=True)
     return Quantization(scheme.name, scheme, skip=skip, head=own.get("lm_head") is True)
+
+
+def _left_out(dynamic: Any, names: Any, where: str) -> Any:
+    """Modules that stay: the list, and those GPTQModel's `dynamic` excludes ("-:" and a regular expression). Other
+    entries there store modules in formats of their own, which are not counted."""
+    rules = _object(dynamic, f"{where}: dynamic")
+    others = [rule for rule in rules if not rule.startswith("-:")]
+    if others:
+        raise refuse(f"dynamic stores {others[0]!r} otherwise"[:200], where)
+    return [*(names if isinstance(names, list) else []), *(f"re:{rule[2:]}" for rule in rules)] if rules else names

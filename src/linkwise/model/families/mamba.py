@@ -38,9 +38,18 @@ class Mamba2(Part):
     name: str = "mamba"
 
     @classmethod
-    def of(cls, fields: Fields, hidden: int, dtype: str, *, inner: int = 0, **own: bool) -> "Mamba2":
+    def of(
+        cls,
+        fields: Fields,
+        hidden: int,
+        dtype: str,
+        *,
+        inner: int = 0,
+        out_bias: bool = False,
+        normed: bool = True,
+    ) -> "Mamba2":
         """From the field names of Granite 4 and Falcon-H1. inner: the inner width, mamba_expand·hidden unless given;
-        `mamba_d_head` may be "auto". own: out_bias, normed."""
+        `mamba_d_head` may be "auto"."""
         heads = fields.integer("mamba_n_heads", least=1, most=common.MAX_HEADS)
         inner = inner or hidden * fields.integer("mamba_expand", default=2, least=1, most=1024)
         automatic = fields.raw("mamba_d_head", "auto") == "auto"
@@ -61,7 +70,8 @@ class Mamba2(Part):
             state_dtype=states.state_dtype(fields, *states.STATE_DTYPES, default=dtype),
             conv_bias=fields.flag("mamba_conv_bias", default=True),
             bias=fields.flag("mamba_proj_bias"),
-            **own,
+            out_bias=out_bias,
+            normed=normed,
         )
 
     @property
