@@ -46,10 +46,14 @@ class _Side(NamedTuple):
     tokens: int
 
 
-def _sides(case: Case, layouts: Sequence[Layout]) -> list[_Side]:
-    """Groups as pools. Without those that cut a prompt's tokens: their handover is not modelled."""
-    found = []
+def _sides(case: Case, layouts: Sequence[Layout], known: Sequence[_Side] = ()) -> list[_Side]:
+    """Groups as pools; known: some of the same case. Without those that cut a prompt's tokens: their handover is not
+    modelled."""
+    found, there = [], {one.layout: one for one in known}
     for layout in layouts:
+        if layout in there:
+            found.append(there[layout])
+            continue
         try:
             pool = pool_of(case.model, case.cluster, case.engine, layout, case.workload, case.options)
         except InputError:
@@ -92,7 +96,8 @@ def separate(terms: Terms, seen: Sequence[Seen]) -> Apart:
     if other is not None:
         search(*_free(other), seen=collect(elsewhere, other))
     prefill = _sides(other or case, _for_prompts(elsewhere if other is not None else seen))
-    decode = _sides(case, _for_answers(seen, case.workload.targets.tpot_s))
+    known = prefill if other is None else ()
+    decode = _sides(case, _for_answers(seen, case.workload.targets.tpot_s), known)
     pairs = [_Pair(terms, p, d, Moved()) for p in prefill for d in decode]
     rough = [offer for pair in pairs for offer in _points(pair)]
     rated = [offer for pair in pairs for offer in _for_rate(pair, coarse=True)]
