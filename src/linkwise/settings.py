@@ -56,6 +56,8 @@ class Settings(TypedDict, total=False):
 
     skew: Annotated[float, Word(_MOE, "load of the busiest expert rank over the mean, 1 = uniform", "FACTOR")]
     exchange: Annotated[str, Word(_MOE, "how tokens reach experts: all_to_all, all_to_all_node or all_gather", "KIND")]
+    dense_whole: Annotated[bool, Word(_MOE, "dense MLPs whole on each rank (SGLang)")]
+    head_over_tp: Annotated[bool, Word(_MOE, "the head over the attention tensor group alone (SGLang)")]
 
     workload: Annotated[FilePath, Word(_LOAD, "workload file (YAML); the settings below win over it", "FILE")]
     isl: Annotated[int, Word(_LOAD, "mean input length, tokens")]
@@ -81,6 +83,8 @@ _OPTION_NAMES = {
     "mtp_acceptance": "mtp_acceptance",
     "skew": "moe_skew",
     "exchange": "moe_exchange",
+    "dense_whole": "dense_whole",
+    "head_over_tp": "head_over_tp",
     "weights": "weight_dtype",
 }
 _SAME_OPTIONS = ("max_batched_tokens", "max_seqs", "max_model_len", "prefix_cache_tokens", "eager", "microbatches")

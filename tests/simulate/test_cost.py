@@ -37,6 +37,8 @@ PLANS = [
     ("llama-3.3-70b", "2x4xh100-sxm", {"tp": 4, "pp": 2}),
     ("llama-3.3-70b", "4xh100-sxm", {"tp": 4, "eager": True}),
     ("deepseek-v3", "2x8xh200-sxm", {"dp_attn": 16, "ep": 16, "tp": 1}),
+    ("deepseek-v3", "8xh200-sxm", {"engine": "sglang", "dp_attn": 8, "ep": 8, "tp": 1}),
+    ("deepseek-v3", "8xh200-sxm", {"engine": "sglang", "dp_attn": 8, "ep": 8, "tp": 1, "dense_whole": True}),
 ]
 
 

@@ -30,6 +30,8 @@ class Options(Frozen, frozen=True, kw_only=True):
     prefix_cache_tokens: tokens of KV kept for shared prefixes beside the running requests.
     moe_skew: load of the busiest expert rank over the mean, >= 1 (1 = uniform routing).
     moe_exchange: how tokens reach experts when attention is data parallel (see Convention.moe_exchange).
+    dense_whole: dense MLPs whole on each rank, which runs its own rows, whatever the convention splits them over.
+    head_over_tp: the head split over the attention tensor group alone, where the convention has all ranks of a stage.
     mtp_acceptance: chance that a drawn token is kept, given those before it were.
     eager: no CUDA graphs.
     """
@@ -50,6 +52,8 @@ class Options(Frozen, frozen=True, kw_only=True):
     prefix_cache_tokens: int = 0
     moe_skew: float = 1.0
     moe_exchange: str | None = None
+    dense_whole: bool = False
+    head_over_tp: bool = False
     microbatches: int | None = None
     eager: bool = False
 
@@ -76,6 +80,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "moe_skew": (1.0, 1_000.0),
     "microbatches": (1, 4_096),
 }
+
+DEFAULT = Options()
 
 
 class Defaults(Frozen, frozen=True, kw_only=True):
@@ -311,8 +317,13 @@ class Engine(ABC):
         return 1, ()
 
     @abstractmethod
-    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
-        """The first reason this engine version would not start the layout for the model; None when it would."""
+    def refuses(
+        self, model: Model, layout: Layout, *, devices_per_node: int, options: Options = DEFAULT
+    ) -> Refusal | None:
+        """The first reason this engine version would not start the layout for the model; None when it would.
+
+        options: those that say what is split over what.
+        """
 
     @abstractmethod
     def stage_layers(self, layers: int, pp: int) -> tuple[int, ...]:

@@ -11,12 +11,13 @@ from linkwise.core import dtypes
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine import rules
-from linkwise.engine.base import Defaults, Engine, Options, Refusal, Resolved
+from linkwise.engine.base import DEFAULT, Defaults, Engine, Options, Refusal, Resolved
 from linkwise.engine.facts_io import Facts
 from linkwise.engine.flags import Words
 from linkwise.model.types import Model
 
 # Options a launch command has no words for: they describe the workload or a what-if, not the engine.
+SPLITS = ("dense_whole", "head_over_tp")  # options that an engine has where its gates say so
 PLANNING_ONLY = ("prefix_cache_tokens", "moe_skew", "microbatches", "lora_targets")
 
 
@@ -57,6 +58,11 @@ class FactEngine(Engine):
         self, options: Options, model: Model, accelerator: Accelerator | None = None, layout: Layout | None = None
     ) -> Resolved:
         self.check_kv_dtype(options)
+        for name in SPLITS:
+            if getattr(options, name) and not self.facts.gates.get(name):
+                raise InputError(
+                    name, where=f"{self.name} {self.version}", expected="--engine sglang: its options say this"
+                )
         return super().resolve(options, model, accelerator, layout)
 
     def dtype_of(self, model: Model, options: Options, accelerator: Accelerator | None = None) -> str:
@@ -89,15 +95,17 @@ class FactEngine(Engine):
         if dtypes.canonical(str(options.kv_dtype), where=where) not in known:
             raise InputError(f"{options.kv_dtype!r} is not stored", where=where, expected="one of " + ", ".join(known))
 
-    def refuses(self, model: Model, layout: Layout, *, devices_per_node: int) -> Refusal | None:
+    def refuses(
+        self, model: Model, layout: Layout, *, devices_per_node: int, options: Options = DEFAULT
+    ) -> Refusal | None:
         def refuse(at: Layout) -> Refusal | None:
-            return rules.first(self.refusals(model, at, devices_per_node))
+            return rules.first(self.refusals(model, at, devices_per_node, options))
 
         found = refuse(layout)
         return None if found is None else rules.settle(found, layout, refuse)
 
     @abstractmethod
-    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int, options: Options) -> Iterator[Refusal | None]:
         """The engine's rules in order, each its refusal or None; evaluated lazily."""
 
     def warnings(self, model: Model, layout: Layout) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ _PLAIN = {
 class Linkwise(FactEngine):
     """Our runtime at one version."""
 
-    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int, options: Options) -> Iterator[Refusal | None]:
         yield _runs(model)
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="nothing is shared between the copies")

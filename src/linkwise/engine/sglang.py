@@ -64,12 +64,18 @@ class Sglang(FactEngine):
         return msgspec.structs.replace(found, max_batched_tokens=chunk, memory_utilization=max(0.01, share))
 
     def convention_for(self, model: Model, layout: Layout, options: Options) -> Convention:
-        if options.moe_exchange != "all_to_all":
-            return self.convention
-        # With DeepEP tokens stay where they are, and each rank runs shared experts whole on its own.
-        return msgspec.structs.replace(self.convention, moe_exchange="all_to_all", shared_over="none")
+        changed: dict[str, str] = {}
+        if options.moe_exchange == "all_to_all":
+            # With DeepEP tokens stay where they are, and each rank runs shared experts whole on its own.
+            changed |= {"moe_exchange": "all_to_all", "shared_over": "none"}
+        if options.dense_whole:
+            changed["mlp_over"] = "none"
+        if options.head_over_tp:
+            changed["head_over"] = "tp"
+        return msgspec.structs.replace(self.convention, **changed) if changed else self.convention
 
-    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int, options: Options) -> Iterator[Refusal | None]:
+        convention = self.convention_for(model, layout, options)
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="the gathered dense MLP of SGLang is not modelled")
         if layout.sequence_sharded:
@@ -85,9 +91,9 @@ class Sglang(FactEngine):
             yield Refusal(reason=f"dcp {layout.dcp}: SGLang splits the tokens of MLA caches only", ways=({"dcp": 1},))
         yield _nodes(layout, per_node)
         yield rules.heads(model, layout)
-        yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
+        yield rules.divides(model, layout, convention, vocab_pad=self.defaults.vocab_pad)
         yield rules.experts(model, layout, even=True)
-        yield rules.fp8_blocks(model, layout, self.convention)
+        yield rules.fp8_blocks(model, layout, convention)
 
     def _prompts_split(self, model: Model, layout: Layout) -> Refusal | None:
         """Prompts are split over cp for models whose code does so."""
@@ -150,6 +156,8 @@ class Sglang(FactEngine):
             "--dcp-size": degree(layout.dcp),
             "--ep-size": degree(layout.ep),
             "--moe-a2a-backend": _EXCHANGES[exchange] if exchange else None,
+            "--moe-dense-tp-size": 1 if options.dense_whole else None,
+            "--enable-dp-lm-head": options.head_over_tp,
             "--dtype": options.dtype,
             "--kv-cache-dtype": kv_word(options.kv_dtype, _KV_WORDS, where),
             "--quantization": online_quantization(options, where),
@@ -203,12 +211,10 @@ class Sglang(FactEngine):
         if words.take("redundant_experts"):
             raise InputError("redundant experts are not modelled", where=where, hint="Remove the flag")
         exchange, ep = _experts(words, ranks, notes, where)
-        if words.take("dense_tp") == 1:
-            notes.append("--moe-dense-tp-size 1: dense MLPs are whole on each rank; planned as split over all ranks")
-        elif words.take("dense_tp") is not None:
+        if words.take("dense_tp") not in {None, 1}:
             raise InputError("--moe-dense-tp-size", where=where, expected="1 or absent")
-        if words.take("dp_lm_head"):
-            notes.append("--enable-dp-lm-head: the head splits over tp only; planned as split over all ranks")
+        if words.take("dp_lm_head") and dp_attn == 1:
+            raise InputError("--enable-dp-lm-head", where=where, expected="--enable-dp-attention and --dp beside it")
         if "SGLANG_PP_LAYER_PARTITION" in words.environment:
             notes.append("SGLANG_PP_LAYER_PARTITION is not carried over: stages are cut as SGLang does by itself")
         chunk = words.take("max_batched_tokens")
@@ -228,6 +234,8 @@ class Sglang(FactEngine):
             lora_count=words.take("lora_count") or (8 if words.take("lora") else 0),
             lora_rank=words.take("lora_rank") or 16,
             moe_exchange=exchange,
+            dense_whole=words.take("dense_tp") == 1,
+            head_over_tp=bool(words.take("dp_lm_head", False)),
             eager=bool(words.take("eager", False)),
         )
         return Parsed(

@@ -28,7 +28,7 @@ def axes(tensor: Tensor, convention: Convention) -> tuple[str, ...]:
     if tensor.split is Split.NONE:
         return ()
     if role.startswith("embed"):
-        return () if convention.embed_split == "none" else _axis(convention.head_over)
+        return () if convention.embed_split == "none" else _axis(convention.embed_over or convention.head_over)
     if role.startswith("head"):
         return () if convention.head_split == "none" else _axis(convention.head_over)
     if role.startswith("mlp"):

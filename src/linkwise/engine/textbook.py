@@ -13,7 +13,7 @@ from linkwise.model.types import Model
 class Textbook(FactEngine):
     """Every weight divides by definition; only what has no meaning is refused."""
 
-    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int, options: Options) -> Iterator[Refusal | None]:
         yield rules.stages(model, layout)
         yield rules.experts(model, layout, even=False)
         yield _experts_exist(model, layout)

@@ -34,7 +34,7 @@ _PROGRAMS = (("trtllm-serve", "serve"), ("trtllm-serve",), ("-m", "tensorrt_llm.
 class Trtllm(FactEngine):
     """TensorRT-LLM at one version."""
 
-    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int, options: Options) -> Iterator[Refusal | None]:
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="attention data parallelism of dense models is not modelled")
         if layout.sequence_sharded:

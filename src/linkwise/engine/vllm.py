@@ -70,7 +70,7 @@ def _exchange(backend: str | None) -> str | None:
 class Vllm(FactEngine):
     """vLLM at one version."""
 
-    def refusals(self, model: Model, layout: Layout, per_node: int) -> Iterator[Refusal | None]:
+    def refusals(self, model: Model, layout: Layout, per_node: int, options: Options) -> Iterator[Refusal | None]:
         gates = self.facts.gates
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="vLLM runs the copies as independent replicas")

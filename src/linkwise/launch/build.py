@@ -269,8 +269,9 @@ def _refuse(asked: Asked, launcher: Launcher) -> None:
     refusal = network.visible_refusal(asked.cluster)
     if refusal is not None:
         raise refused(refusal, asked.cluster.name)
-    for layout in dict.fromkeys(group.layout for group in asked.groups):
-        refusal = asked.engine.refuses(asked.model, layout, devices_per_node=asked.cluster.devices_per_node)
+    per_node = asked.cluster.devices_per_node
+    for layout, role in dict.fromkeys((group.layout, group.role) for group in asked.groups):
+        refusal = asked.engine.refuses(asked.model, layout, devices_per_node=per_node, options=asked.options[role])
         if refusal is not None:
             raise refused(refusal, f"{layout} under {asked.engine.name} {asked.engine.version}")
     _refuse_processes(asked, launcher)

@@ -103,7 +103,7 @@ def _pools(source: Pair, model: Model, cluster: Cluster, engine: Engine) -> Sett
 
 def _other_engine(plan: Plan, model: Model, cluster: Cluster, own: Engine, engine: Engine) -> Settled:
     """What the plan's layout is under another engine. Raises Refused where it does not run or does not fit there."""
-    refusal = engine.refuses(model, plan.layout, devices_per_node=cluster.devices_per_node)
+    refusal = engine.refuses(model, plan.layout, devices_per_node=cluster.devices_per_node, options=plan.options)
     if refusal is not None:
         raise refused(refusal, f"{plan.layout} under {engine.name}")
     try:

@@ -113,7 +113,8 @@ def judge(case: Case, layout: Layout) -> Tried:
 
 
 def _refusal(case: Case, layout: Layout) -> Refusal | None:
-    return case.engine.refuses(case.model, layout, devices_per_node=case.cluster.devices_per_node)
+    per_node = case.cluster.devices_per_node
+    return case.engine.refuses(case.model, layout, devices_per_node=per_node, options=case.options)
 
 
 def smallest(case: Case, fixed: dict[str, int]) -> tuple[Tried, int]:

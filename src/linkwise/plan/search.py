@@ -155,10 +155,10 @@ class _Look(NamedTuple):
 
 def _refused(layout: Layout, case: _Case, replicas: int | None) -> Shortfall | None:
     """Why a layout is none here."""
-    model, cluster, engine, *_ = case
+    model, cluster, engine, options, _ = case
     if replicas is not None and replicas > cluster.size // layout.size:
         return _illegal(f"{replicas} replicas of {layout.size} devices are more than {cluster.size} devices", "")
-    refusal = engine.refuses(model, layout, devices_per_node=cluster.devices_per_node)
+    refusal = engine.refuses(model, layout, devices_per_node=cluster.devices_per_node, options=options)
     return None if refusal is None else _illegal(refusal.reason, refusal.change)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from linkwise.core.dtypes import BITS, canonical
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, ceil_div, named, plain, value_of
+from linkwise.core.quantity import Given, Num, ceil_div, named, plain, times, value_of
 from linkwise.engine.base import Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan.attention_ops import mixer_ops
@@ -128,6 +128,10 @@ class _Step:
             padded = ceil_div(model.vocab, self.pad) * self.pad
             vocab = self.given("vocab_padded", padded, "rows", f"{model.vocab:,} rows padded to {self.pad}")
             sampled = self.given("sampled", batch.sampled, "rows", "requests sampled in the step")
+            if axis == "stage" and layout.dp_attn > 1:  # every rank has a part of the head for all replicas' rows
+                sampled = times(sampled, self.given("dp_attn", layout.dp_attn, "replicas", "whose rows are gathered"))
+                rows = self.row_of("head_row", sampled)
+                write.add("all_gather", "head.in", "dp_attn", layout.dp_attn, rows, sampled, 1, after="norm")
             S = sampled * vocab * self.width
             write.add(convention.logits, "logits", axis, ways, S, sampled, 1, after="head")
 

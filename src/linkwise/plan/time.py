@@ -38,6 +38,7 @@ from linkwise.plan.places import (
 )  # fmt: skip
 from linkwise.plan.step import kv_dtype_of, stage_ops
 from linkwise.plan.step_work import US, Block, Work
+from linkwise.plan.writer import unlike_loads
 
 __all__ = [
     "US", "GroupTime", "Span", "StageTime", "Weights", "Work", "flops_seconds", "group_of", "group_seconds",
@@ -65,6 +66,11 @@ class Weights(NamedTuple):
 _CATEGORY = {"embed": "", "vision": "", "norm": "attn", "mtp": "mtp", "head": "head", "mlp": "mlp"}
 
 
+# MLPs split over all ranks of a stage run the rows of all its attention replicas; those whole on each rank of a tensor
+# group run that rank's share of its rows.
+ALL_ROWS, OWN_ROWS = "mlp-all", "mlp-own"
+
+
 def category(role: str) -> str:
     """Which roofline part a role belongs to; empty = not read whole in a step (an embedding lookup)."""
     if "moe.experts" in role and not role.startswith("mtp"):
@@ -86,10 +92,20 @@ def stage_work(stock: Inventory, stage: Stage, layout: Layout, engine: Engine, o
                 where_to = "head"
             else:
                 continue
+        if where_to == "mlp" and not item.role.startswith("mtp"):
+            where_to = _rows_of(item.role, item.over, layout, convention)
         size, elements = parts.get(where_to, (0, {}))
         elements[item.dtype] = elements.get(item.dtype, 0) + item.elements
         parts[where_to] = (size + item.bytes, elements)
     return Weights(parts)
+
+
+def _rows_of(role: str, over: tuple[str, ...], layout: Layout, convention: Convention) -> str:
+    """The category of a dense MLP's or a shared expert's weight, by the rows that a rank runs through it."""
+    if over == ("stage",) and layout.stage_size > layout.tp:
+        return ALL_ROWS
+    dense = role.startswith("mlp") and convention.mlp_over == "none"
+    return OWN_ROWS if dense and layout.tp > 1 else "mlp"
 
 
 _KINDS = {"float8_e4m3": "fp8", "float8_e5m2": "fp8", "int8": "fp8", "float4_e2m1": "fp4", "int4": "unpacked"}
@@ -172,12 +188,19 @@ def work_of(
     known: as in `stage_seconds`.
     """
     model, everyone = stock.model, batch.everyone if everyone is None else everyone
+    convention = engine.convention_for(model, layout, options)
     block_fp8 = has_block_fp8(model)
     tokens = batch.rank_tokens(layout.cp)
     blocks: dict[str, Block] = {}
     kinds: set[str] = set()
     for name, (size, elements) in sorted(stage_work(stock, stage, layout, engine, options).parts.items()):
         rows = batch.sampled if name == "head" else tokens
+        if name == "head" and convention.head_over == "stage" and layout.dp_attn > 1:
+            rows = times(rows, layout.dp_attn)  # those of all attention replicas, which are gathered
+        elif name == ALL_ROWS:
+            rows = times(tokens, unlike_loads(batch, layout, convention)) if everyone is None else everyone
+        elif name == OWN_ROWS:
+            rows = ceil_div(tokens, layout.tp)
         count = given(f"{name}.bytes", size, "B", "ledger: weights of the stage on one rank")
         met: Num | None = None
         pick, grouped = 1.0, 0
@@ -186,8 +209,7 @@ def work_of(
             # Tokens of the whole stage meet every expert; a rank multiplies k/E of them with each expert it holds.
             met = times(batch.tokens, layout.dp_attn) if everyone is None else everyone
             rows = times(met, given("top_k/experts", pick, "", "routing"), options.moe_skew)
-            exchange = engine.convention_for(model, layout, options).moe_exchange
-            grouped = int(layout.dp_attn > 1 and exchange.startswith("all_to_all"))
+            grouped = int(layout.dp_attn > 1 and convention.moe_exchange.startswith("all_to_all"))
         flops: dict[str, Num] = {}
         fill: dict[str, Num] = {}
         for dtype, n in sorted(elements.items()):
@@ -202,7 +224,6 @@ def work_of(
     peaks["attention"] = peak_of(kind_of(model.dtype, cluster), cluster)
     exposed = _exposed(stock, stage, layout, engine, cluster, batch, options, places, given, known)
     prompts = [part for part in batch.parts if part.prompt]
-    convention = engine.convention_for(model, layout, options)
     kv_bytes, attention_flops = _attention(stock, stage, layout, convention, batch, options)
     return Work(
         kind=batch.kind, blocks=blocks, hbm_Bps=cluster.accelerator.hbm_Bps, peaks=peaks, kv_bytes=kv_bytes,

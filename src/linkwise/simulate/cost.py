@@ -12,7 +12,7 @@ import numpy as np
 from linkwise.core.quantity import Given, Num, plain, value_of
 from linkwise.plan.batch import Batch, Part
 from linkwise.plan.inventory import Stage, inventory, kv_layout, stages
-from linkwise.plan.time import US, StageTime, stage_seconds, worst_spans
+from linkwise.plan.time import ALL_ROWS, US, StageTime, stage_seconds, worst_spans
 from linkwise.simulate.served import Served
 from linkwise.simulate.tables import Floats, Tables, rounded
 
@@ -43,8 +43,8 @@ def tables_of(what: Served, longest: int, *, budget: int, sampled: int, coarse: 
                 stock, stage, layout, engine, what.cluster, batch, what.options, places, given=given
             )  # fmt: skip
 
-        # Where attention replicas hold unlike loads, experts still serve the tokens of all.
-        shared = layout.dp_attn > 1 and layout.cp == 1
+        # Where attention replicas hold unlike loads, some weights still serve the tokens of all.
+        shared = ("experts", ALL_ROWS) if layout.dp_attn > 1 and layout.cp == 1 else ()
         found.append(_stage(ask, layout.cp, budget, sampled, context, split, shared, coarse))
     columns = {name: np.array([one[name] for one in found]) for name in found[0]}
     c = engine.step_constants(what.cluster)
@@ -62,10 +62,10 @@ def tables_of(what: Served, longest: int, *, budget: int, sampled: int, coarse: 
 
 
 def _stage(
-    ask: _Ask, cp: int, budget: int, sampled: int, context: Floats, split: bool, shared: bool, coarse: bool
+    ask: _Ask, cp: int, budget: int, sampled: int, context: Floats, split: bool, shared: tuple[str, ...], coarse: bool
 ) -> dict[str, Floats]:  # fmt: skip
     """One stage's part of every table; `prompt` with one token of it."""
-    apart = {"kv", "head", "prompt"} | ({"experts"} if shared else set())
+    apart = {"kv", "head", "prompt", *shared}
     tokens = _sizes(budget, coarse)
     drawn = ask(Batch("decode", (Part(tokens, 1, 0),), 0), plain)
     prompt = ask(Batch("prefill", (Part(1, tokens * cp, 0, prompt=True),), 0), plain)
@@ -85,7 +85,7 @@ def _stage(
     return {
         "work": _whole(tokens, _work(drawn, apart), budget), "comm": _whole(tokens, drawn.comm, budget),
         "prompt_work": _whole(tokens, _work(prompt, apart), budget), "prompt_comm": _whole(tokens, prompt.comm, budget),
-        "experts": _whole(tokens, drawn.parts.get("experts", 0) if shared else 0, budget),
+        "experts": _whole(tokens, sum(drawn.parts.get(name, 0) for name in shared), budget),
         "prompt": np.asarray(float(value_of(first))),
         "head": _whole(rows, heads.parts.get("head", 0), sampled), "logits": _whole(rows, logits, sampled),
         "read": np.broadcast_to(read, context.shape), "flop": np.broadcast_to(flop, context.shape),
