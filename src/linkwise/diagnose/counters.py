@@ -18,14 +18,8 @@ def grown(case: Case, *names: str, since_start: bool = False) -> list[tuple[Fact
     in the path aside. One that fell was reset: its growth is that since then. Full ones (label saturated) are left out.
     since_start: of a single look, all that it counts.
     """
-    looks: dict[tuple[object, ...], list[Fact]] = {}
-    for fact in case.facts("counter", *names):
-        if fact.name in names and not fact.label("saturated"):
-            about = tuple(pair for pair in fact.labels if pair[0] not in {"snapshot", "time"})
-            where = fact.host or _MOMENT.sub("", fact.source.partition(": line ")[0])
-            looks.setdefault((fact.name, where, fact.device, fact.rank, about), []).append(fact)
     found = []
-    for facts in looks.values():
+    for facts in _looks(case, names):
         facts.sort(key=lambda fact: (fact.unix_ns, whole(fact, "snapshot")))
         if len(facts) == 1:
             if since_start:
@@ -38,3 +32,18 @@ def grown(case: Case, *names: str, since_start: bool = False) -> list[tuple[Fact
         steps = [b.value - a.value if b.value >= a.value else b.value for a, b in pairwise(facts)]
         found.append((facts[-1], sum(steps)))
     return found
+
+
+def once(case: Case, *names: str) -> list[Fact]:
+    """Counters of those names that were looked at once and are not 0: nothing says whether they grow."""
+    return [facts[0] for facts in _looks(case, names) if len(facts) == 1 and facts[0].value > 0]
+
+
+def _looks(case: Case, names: tuple[str, ...]) -> list[list[Fact]]:
+    looks: dict[tuple[object, ...], list[Fact]] = {}
+    for fact in case.facts("counter", *names):
+        if fact.name in names and not fact.label("saturated"):
+            about = tuple(pair for pair in fact.labels if pair[0] not in {"snapshot", "time"})
+            where = fact.host or _MOMENT.sub("", fact.source.partition(": line ")[0])
+            looks.setdefault((fact.name, where, fact.device, fact.rank, about), []).append(fact)
+    return list(looks.values())

@@ -8,7 +8,7 @@ import numpy as np
 from linkwise.core.units import counted, show_time
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.job import of_one_job
-from linkwise.diagnose.rules import RULES, routes
+from linkwise.diagnose.rules import RULES, one_look, routes
 from linkwise.diagnose.table import rows
 from linkwise.diagnose.types import Bad, Class, Finding, Findings
 from linkwise.plan.types import Plan
@@ -33,13 +33,14 @@ def diagnose(evidence: Evidence, plan: Plan | None = None, *, without: tuple[str
     evidence, others = of_one_job(evidence)
     case = Case(evidence, plan)
     found = settle([one for name in RULES if name not in without for one in case.found(name)])
+    told = one_look.notes(case)
     return Findings(
         findings=tuple(found),
         ranks=rows(case),
         used=tuple(f"{one.path}: {one.format}" for one in evidence.used),
         unusable=tuple(Bad(path=one.path, reason=one.reason) for one in evidence.unusable),
         clocks=_clocks(case),
-        notes=tuple(filter(None, (routes.note(case), *_moving(case), *others, *_notes(evidence))))[:64],
+        notes=tuple(filter(None, (routes.note(case), *_moving(case), *told, *others, *_notes(evidence))))[:64],
         unread=tuple(_unread(case)),
     )
 

@@ -25,11 +25,11 @@ _GID = (
 _ACS = "lspci -vvv | grep ACSCtl on the host: turn ACS off on the bridges (BIOS, pci=noacs, setpci ECAP_ACS+6.w=0)"
 
 # Counters that only errors move, with how much growth is more than noise. The first lot is of the link itself.
-_LINK = {
+LINK = {
     "ib.symbol_error": 10, "ib.link_error_recovery": 1, "ib.link_downed": 1, "ib.port_rcv_errors": 10,
     "ib.local_link_integrity_errors": 1, "ib.rx_icrc_encapsulated": 10,
 }  # fmt: skip
-_LOSS = {
+LOSS = {
     "ib.local_ack_timeout_err": 10, "ib.packet_seq_err": 100, "ib.out_of_sequence": 100, "ib.rnr_nak_retry_err": 10,
     "ib.req_cqe_error": 10, "ib.resp_cqe_error": 10, "ib.roce_adp_retrans_to": 10,
     "ib.excessive_buffer_overrun_errors": 1, "ib.port_xmit_discards": 1_000,
@@ -171,7 +171,7 @@ def _broken_ports(case: Case, found: list[Fact]) -> list[Fact]:
     """Ports of these facts' NICs that are down, had an event, or count errors of the link."""
     devices = {fact.device.partition(":")[0] for fact in found if fact.device}
     sick = case.facts("network", "ib.port_down", "ib.async_event")
-    sick += [last for last, more in grown(case, *_LINK) if more >= _LINK[last.name]]
+    sick += [last for last, more in grown(case, *LINK) if more >= LINK[last.name]]
     return [fact for fact in sick if fact.device.partition(":")[0] in devices]
 
 
@@ -205,11 +205,11 @@ def _ports(case: Case) -> Iterator[Finding]:
 def _growing(case: Case) -> Iterator[Finding]:
     """Counters of errors that grew while the evidence was taken. One look at a counter since boot says nothing."""
     by_port: dict[tuple[str, str], list[tuple[Fact, float]]] = {}
-    for fact, more in grown(case, *_LINK, *_LOSS):
-        if more >= (_LINK | _LOSS).get(fact.name, 10):
+    for fact, more in grown(case, *LINK, *LOSS):
+        if more >= (LINK | LOSS).get(fact.name, 10):
             by_port.setdefault((fact.host, fact.device), []).append((fact, more))
     for (host, device), found in by_port.items():
-        link = [fact for fact, _ in found if fact.name in _LINK]
+        link = [fact for fact, _ in found if fact.name in LINK]
         what = ", ".join(f"{fact.name.removeprefix('ib.')} by {show_figure(more, 6)}" for fact, more in found[:6])
         yield Finding(
             class_="network_error",
