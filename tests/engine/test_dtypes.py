@@ -161,3 +161,19 @@ def test_a_handoff_moves_kv_in_the_dtype_that_runs(tmp_path: Path) -> None:
     for chosen, size in (({}, 2), ({"dtype": "float32"}, 4)):
         found = linkwise.handoff(at, "2xh100-sxm", prompt=1024, prefill_tp=1, decode_tp=1, rate="1/s", **chosen)
         assert found.kv_bytes == 1024 * 2 * 2 * 2 * 16 * size
+
+
+def test_a_plan_started_under_another_engine_is_held_as_that_one_does(tmp_path: Path) -> None:
+    """vLLM takes float32 down, TensorRT-LLM does not: what a plan keeps of the model says both."""
+    stored = load(str(folder(tmp_path / "m", "F32", "float32")))
+    first = registry.get("vllm").holds(stored, Options(), H100)
+    assert (first.dtype, first.config_dtype) == ("bfloat16", "float32")
+    again = registry.get("trtllm").holds(first, Options(), H100)
+    assert (again.dtype, again.config_dtype, again.weight_bytes) == ("float32", "", 4 * ELEMENTS)
+    assert registry.get("sglang").holds(first, Options(), H100).dtype == "float16"
+    plan = linkwise.plan(str(tmp_path / "m"), "1xh100-sxm")
+    assert isinstance(plan, linkwise.Plan)
+    other = linkwise.launch(plan, engine="trtllm")
+    less = next(line for line in other.differs if line.startswith("KV tokens"))
+    there, planned = (int(word) for word in less.replace(",", "").split() if word.isdigit())
+    assert there < 0.6 * planned  # each token takes twice the bytes

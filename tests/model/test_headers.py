@@ -366,6 +366,16 @@ def test_a_fused_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
         load(str(_phi(tmp_path, fused(qkv_rows=80))))
 
 
+def test_an_index_without_files_is_held_against_the_config(folder: Path) -> None:
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    held = load(str(folder)).weight_bytes
+    for said, noted in ((held + held // 200, False), (2 * held, True)):
+        (folder / headers.INDEX).write_text(json.dumps({"metadata": {"total_size": said}, "weight_map": {"a": "b"}}))
+        found = load(str(folder))
+        assert (found.exact_bytes, found.weight_bytes) == (False, held)
+        assert any(f"says {said:,} bytes, the config gives {held:,}" in note for note in found.notes) is noted
+
+
 def test_an_index_that_says_another_size_is_noted(folder: Path) -> None:
     held = load(str(folder)).weight_bytes  # by the config
     write(folder / "a.safetensors", checkpoint())

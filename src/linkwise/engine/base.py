@@ -349,7 +349,7 @@ class Engine(ABC):
 
     def dtype_of(self, model: Model, options: Options, accelerator: Accelerator | None = None) -> str:
         """What the model runs in: the user's choice, else what the engine makes of the checkpoint's own."""
-        return options.dtype or model.dtype
+        return options.dtype or model.config_dtype or model.dtype
 
     def holds(self, model: Model, options: Options, accelerator: Accelerator | None = None) -> Model:
         """The model as this engine holds it: what is not quantised is loaded into the dtype it runs in, with a note

@@ -66,11 +66,11 @@ class FactEngine(Engine):
         return super().resolve(options, model, accelerator, layout)
 
     def dtype_of(self, model: Model, options: Options, accelerator: Accelerator | None = None) -> str:
-        rule = self.facts.dtypes
+        rule, own = self.facts.dtypes, model.config_dtype or model.dtype
         chosen = options.dtype
         if chosen is None:
             auto = next((a for kind, a in rule.families.items() if fnmatchcase(model.family, kind)), {})
-            chosen = auto.get(model.dtype) or rule.auto.get(model.dtype, model.dtype)
+            chosen = auto.get(own) or rule.auto.get(own, own)
         elif chosen not in rule.choices:
             known = "one of " + ", ".join(rule.choices) if rule.choices else "the checkpoint's own: no flag sets it"
             raise InputError(f"{chosen} is not run", where=f"{self.name} {self.version}: dtype", expected=known)

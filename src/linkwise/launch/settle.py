@@ -107,6 +107,7 @@ def _other_engine(plan: Plan, model: Model, cluster: Cluster, own: Engine, engin
     if refusal is not None:
         raise refused(refusal, f"{plan.layout} under {engine.name}")
     try:
+        model = engine.holds(model, plan.options, cluster.accelerator)
         engine.command("model", plan.layout, plan.options)
         there = engine.resolve(plan.options, model, cluster.accelerator, plan.layout)
     except InputError as error:

@@ -14,7 +14,8 @@ def held(model: Model, dtype: str) -> Model:
     tensors = tuple(_cast(t, t.kept or dtype) for t in model.tensors)
     if dtype == model.dtype and all(a is b for a, b in zip(tensors, model.tensors, strict=True)):
         return model
-    return replace(model, dtype=dtype, tensors=tensors)
+    own = model.config_dtype or model.dtype
+    return replace(model, dtype=dtype, config_dtype="" if own == dtype else own, tensors=tensors)
 
 
 def _cast(tensor: Tensor, dtype: str) -> Tensor:

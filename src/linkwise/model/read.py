@@ -65,9 +65,9 @@ def _from_path(path: Path, weight_dtype: str | None) -> Model:
         config = {**config, "torch_dtype": headers.plain_dtype(stored) or None}
     model = from_config(config, quantization, name=name, source=str(config_path), weight_dtype=weight_dtype)
     if not checkpoint.files:
-        return model
+        return msgspec.structs.replace(model, notes=(*model.notes, *checkpoint.against({}, model.weight_bytes)))
     tensors, notes = headers.exact(model.tensors, stored, str(folder))
-    notes += checkpoint.against(stored)
+    notes += checkpoint.against(stored, 0)
     if silent:
         notes.append(f"the config names no torch_dtype: {model.dtype}, as its files have most of what is not quantised")
     mtp = model.mtp_layers if any(t.role.startswith("mtp.") for t in tensors) else 0

@@ -163,7 +163,8 @@ class Model(Frozen, frozen=True, kw_only=True):
 
     name: what the user called it. family: the config's model_type. source: where it was read (path, hub id, catalogue).
     served_as: what an engine is told to serve: a hub id or a folder; "" when there is neither.
-    dtype: dtype of activations. kv_dtype: "auto" or the dtype the checkpoint was calibrated to keep KV in.
+    dtype: dtype of activations. config_dtype: the one its config says, where it is held in another; "" = dtype.
+    kv_dtype: "auto" or the dtype the checkpoint was calibrated to keep KV in.
     heads, kv_heads: attention heads (the largest over layers where they differ); 0 without attention.
     mla_latent, mla_rope: width of an MLA cache entry, and the positional part of it; 0 without MLA.
     mtp_layers: multi-token-prediction layers the checkpoint carries (their tensors have roles mtp.*).
@@ -183,6 +184,7 @@ class Model(Frozen, frozen=True, kw_only=True):
     dtype: str
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...]
+    config_dtype: str = ""
     kv_dtype: str = "auto"
     tied: bool = False
     moe: Moe | None = None
