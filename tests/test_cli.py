@@ -335,7 +335,7 @@ def test_a_kept_result_without_its_colon_is_told(linkwise: Shell) -> None:
 def test_a_handoff_in_a_plans_place_is_called_one(linkwise: Shell) -> None:
     linkwise("handoff llama-3.1-8b --prompt 2048 --rate 2/s --prefill-tp 1 --decode-tp 1 --on 8xh100-sxm -o ho.json")
     ran = linkwise("report ho.json -o page.html")
-    assert ran.code == 2 and "ho.json: is a handoff, which goes beside a plan" in ran.err
+    assert ran.code == 2 and "ho.json: is no plan but a handoff, which goes beside one" in ran.err
 
 
 def test_one_replicas_lists_say_which_it_is(linkwise: Shell) -> None:
