@@ -34,6 +34,12 @@ BY_NAME = [
     "cohere",
     "cohere2",
     "falcon_h1",
+    "glm",
+    "glm4",
+    "seed_oss",
+    "exaone4",
+    "starcoder2",
+    "arcee",
 ]
 BY_ROLE = [
     "mixtral",
@@ -58,7 +64,11 @@ BY_ROLE = [
     "deepseek_v4",
     "glm_moe_dsa",
     "nemotron_h",
+    "granitemoe",
+    "granitemoeshared",
     "granitemoehybrid",
+    "olmoe",
+    "glm4_moe_lite",
     "phimoe",
     "kimi_k25",
 ]
@@ -105,6 +115,14 @@ def test_parameters_by_role_equal_transformers(kind: str) -> None:
 def test_glm_4_5_by_role(changes: dict[str, Any]) -> None:
     """Its class has no head size of its own: 4096 / 96 heads is no whole number, and every release states 128."""
     model, theirs = _both("glm4_moe", head_dim=128, **changes)
+    assert roles.ours(model) == roles.counted(theirs)
+
+
+@pytest.mark.filterwarnings("default")
+def test_dots_llm1_by_role() -> None:
+    """Its class leaves the experts empty."""
+    experts = {"n_routed_experts": 32, "n_shared_experts": 2, "num_experts_per_tok": 6}
+    model, theirs = _both("dots1", **experts, first_k_dense_replace=1, attention_bias=True)
     assert roles.ours(model) == roles.counted(theirs)
 
 

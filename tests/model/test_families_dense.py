@@ -118,6 +118,64 @@ COMMAND_R7B: dict[str, Any] = {
     "max_position_embeddings": 132_096,
 }
 
+GLM_4_32B: dict[str, Any] = {
+    "model_type": "glm4",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151_552,
+    "hidden_size": 6144,
+    "intermediate_size": 23_040,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "attention_bias": False,
+    "max_position_embeddings": 32_768,
+}
+SEED_OSS_36B: dict[str, Any] = {
+    "model_type": "seed_oss",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 155_136,
+    "hidden_size": 5120,
+    "intermediate_size": 27_648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "attention_out_bias": False,
+    "residual_dropout": 0.1,
+    "max_position_embeddings": 524_288,
+}
+EXAONE_4_32B: dict[str, Any] = {
+    "model_type": "exaone4",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 102_400,
+    "hidden_size": 5120,
+    "intermediate_size": 27_392,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+    "max_position_embeddings": 131_072,
+}
+STARCODER_2_15B: dict[str, Any] = {
+    "model_type": "starcoder2",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 49_152,
+    "hidden_size": 6144,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 4,
+    "sliding_window": 4096,
+    "use_bias": True,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 16_384,
+}
+
 
 def read(config: dict[str, Any], **changes: Any) -> Model:
     return from_config(config | changes, None, name="test", source="test")
@@ -139,6 +197,10 @@ def kv_elements(model: Model, *, windowed: bool = False) -> int:
         (SMOLLM_3, 3.08),
         (COMMAND_R, 34.98),
         (COMMAND_R7B, 8.03),
+        (GLM_4_32B, 32.57),
+        (SEED_OSS_36B, 36.15),
+        (EXAONE_4_32B, 32.00),
+        (STARCODER_2_15B, 15.96),
     ],
 )
 def test_parameters(config: dict[str, Any], billions: float) -> None:
@@ -157,6 +219,10 @@ def test_parameters(config: dict[str, Any], billions: float) -> None:
         (SMOLLM_3, 2 * 4 * 128 * 36, 0),
         (COMMAND_R, 2 * 64 * 128 * 40, 0),
         (COMMAND_R7B, 2 * 8 * 128 * 8, 2 * 8 * 128 * 24),
+        (GLM_4_32B, 2 * 2 * 128 * 61, 0),
+        (SEED_OSS_36B, 2 * 8 * 128 * 64, 0),
+        (EXAONE_4_32B, 2 * 8 * 128 * 16, 2 * 8 * 128 * 48),
+        (STARCODER_2_15B, 0, 2 * 4 * 128 * 40),
     ],
 )
 def test_keys_and_values_of_a_token(config: dict[str, Any], full: int, windowed: int) -> None:

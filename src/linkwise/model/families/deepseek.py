@@ -8,7 +8,7 @@ model's README_WEIGHTS); the MTP layer stores its own copies of the embedding an
 from collections.abc import Callable
 
 from linkwise.model.draft import Draft, Fields
-from linkwise.model.families import common
+from linkwise.model.families import common, states
 from linkwise.model.families.parts import Dense, Experts, Gqa, Linear, Mla, Part, Vector, mtp, mtp_inputs, norms, stack
 from linkwise.model.types import Split
 
@@ -30,6 +30,25 @@ def read_glm4_moe(fields: Fields) -> Draft:
     def attention(hidden: int) -> Gqa:
         sizes = common.attention_heads(fields, hidden, derived_width=True)
         return Gqa(hidden, *sizes, bias=bias, qk_norm="head" if normed else "")
+
+    return _read(fields, attention, correction=True)
+
+
+def read_glm4_moe_lite(fields: Fields) -> Draft:
+    """GLM-4.7-Flash: latent attention with GLM-4.5's experts."""
+    return _read(fields, _latent(fields), correction=True)
+
+
+def read_dots1(fields: Fields) -> Draft:
+    """dots.llm1: norms of queries and keys; windows, which its class knows, are in no release."""
+    bias = fields.flag("attention_bias")
+    if not common.layer_kinds(fields, common.layer_count(fields), "full_attention"):
+        states.exactly(fields, "sliding_window", None)
+    fields.ignore("sliding_window", "max_window_layers")
+
+    def attention(hidden: int) -> Gqa:
+        sizes = common.attention_heads(fields, hidden, derived_width=True)
+        return Gqa(hidden, *sizes, bias=bias, out_bias=bias, qk_norm="head")
 
     return _read(fields, attention, correction=True)
 
@@ -56,13 +75,9 @@ def _read(fields: Fields, attention_of: Callable[[int], Part], *, correction: bo
         correction="gate.e_score_correction_bias" if correction else "",
     )
     dense = Dense(hidden, common.width(fields, "intermediate_size"))
-    first = fields.integer("first_k_dense_replace", most=common.MAX_LAYERS)
-    step = fields.integer("moe_layer_freq", default=1, least=1, most=common.MAX_LAYERS)
+    sparse = _sparse(fields, count)
     depth = fields.integer("num_nextn_predict_layers", default=0, most=64)
-    layers = [
-        (*norms(hidden), attention, experts if index >= first and index % step == 0 else dense)
-        for index in range(count + depth)
-    ]
+    layers = [(*norms(hidden), attention, experts if sparse(index) else dense) for index in range(count + depth)]
     stack(draft, layers[:count])
     mtp(draft, [(*parts, *_mtp_wrapping(hidden, draft.vocab)) for parts in layers[count:]])
     draft.add("model.norm", "norm.final", hidden)
@@ -72,6 +87,16 @@ def _read(fields: Fields, attention_of: Callable[[int], Part], *, correction: bo
             "engines load them only for speculative decoding"
         )
     return draft
+
+
+def _sparse(fields: Fields, count: int) -> Callable[[int], bool]:
+    """Whether a layer has experts: listed, or from one layer on; MTP layers, which lists leave out, have them."""
+    kinds = common.layer_kinds(fields, count, "dense", "sparse", name="mlp_layer_types")
+    first = fields.integer("first_k_dense_replace", default=0 if kinds else None, most=common.MAX_LAYERS)
+    step = fields.integer("moe_layer_freq", default=1, least=1, most=common.MAX_LAYERS)
+    if kinds:
+        return lambda index: index >= count or kinds[index] == "sparse"
+    return lambda index: index >= first and index % step == 0
 
 
 def _mtp_wrapping(hidden: int, vocab: int) -> tuple[Part, ...]:

@@ -43,6 +43,9 @@ def dense(
     same_kv: bool = False,
     derived_width: bool = True,
     tied: bool = False,
+    gated: bool = True,
+    mlp_bias: bool = False,
+    layer_norms: bool = False,
     names: Names = PLAIN_NAMES,
     mtp_layers: int = 0,
 ) -> Draft:
@@ -50,15 +53,17 @@ def dense(
 
     windows: of each layer, None where it attends to everything; without it every layer does. bias, out_bias: of query,
     key and value, and of the output. qk_norm: see Gqa. same_kv, derived_width: see common.attention_heads.
-    tied: whether embedding and head are one tensor unless the config says. mtp_layers: MiMo's.
+    tied: whether embedding and head are one tensor unless the config says. gated, mlp_bias: of the feed-forward.
+    layer_norms: norms have a bias. mtp_layers: MiMo's.
     """
     draft, hidden, count = common.start(fields, tied_default=tied)
     sizes = common.attention_heads(fields, hidden, same_kv=same_kv, derived_width=derived_width)
     attention = Gqa(hidden, *sizes, bias=bias, out_bias=out_bias, qk_norm=qk_norm, names=names.attention)
     inner = common.width(fields, "intermediate_size")
-    ffn = Dense(hidden, inner, bias=fields.flag("mlp_bias"), names=names.mlp)
-    around = norms(hidden, *names.norms)
-    decoder(draft, [(*around, attention.within(window), ffn) for window in windows or [None] * count])
+    ffn = Dense(hidden, inner, bias=fields.flag("mlp_bias", default=mlp_bias), gated=gated, names=names.mlp)
+    around = norms(hidden, *names.norms, bias=layer_norms)
+    layers = [(*around, attention.within(window), ffn) for window in windows or [None] * count]
+    decoder(draft, layers, bias=layer_norms)
     joined = [Vector(f"{name}_layernorm", f"norm.{name}", hidden) for name in ("token", "hidden", "final")]
     projection = Linear("input_proj", "eh_proj", hidden, 2 * hidden)
     mtp(draft, [(*joined, projection, *around, attention, ffn)] * mtp_layers, at="model.mtp_layers")
@@ -90,9 +95,10 @@ def windows(fields: Fields, *, switched: bool = False, unstated: int | None = No
     if switched:
         first = fields.integer("max_window_layers", default=QWEN_FULL_LAYERS)
         window = qwen_window(fields)
-    if every:
-        # Newer configs repeat the pattern beside layer_types.
+    if every and not types:
         every = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=every, least=1, most=1000)
+    if every:
+        # Configs repeat the pattern, some in letters, beside layer_types.
         fields.ignore("sliding_window_pattern", "_sliding_window_pattern")
     if window is None and "sliding_attention" in types:
         missing = "use_sliding_window is not true" if switched else "sliding_window is missing"

@@ -30,16 +30,26 @@ def read(fields: Fields) -> Draft:
     return decoder(draft, [(mamba if kind in _MAMBA else attention, ffn, *norms(hidden)) for kind in kinds])
 
 
+def read_moe(fields: Fields) -> Draft:
+    """Granite 3 MoE: attention in every layer; an MLP that every token takes only where stated."""
+    draft, hidden, count = common.start(fields)
+    bias = fields.flag("attention_bias")
+    sizes = common.attention_heads(fields, hidden, same_kv=True, derived_width=True)
+    states.scaled(fields)
+    layer = (Gqa(hidden, *sizes, bias=bias, out_bias=bias), _feed_forward(fields, hidden), *norms(hidden))
+    return decoder(draft, [layer] * count)
+
+
 def _feed_forward(fields: Fields, hidden: int) -> Part:
-    shared = common.width(fields, "shared_intermediate_size")
+    shared = common.width(fields, "shared_intermediate_size", default=0, least=0)
     if not fields.integer("num_local_experts", default=0, most=common.MAX_EXPERTS):
         fields.ignore("num_experts_per_tok", "intermediate_size")
-        return Dense(hidden, shared, name="shared_mlp", names=_FUSED)
+        return Dense(hidden, common.width(fields, "shared_intermediate_size"), name="shared_mlp", names=_FUSED)
     return Experts(
         hidden,
         common.width(fields, "intermediate_size"),
         *common.expert_counts(fields, "num_local_experts"),
-        shared=1,
+        shared=1 if shared else 0,
         shared_inner=shared,
         router="block_sparse_moe.router.layer",
         name="",

@@ -1,8 +1,9 @@
-"""Dense decoders with grouped-query attention: Llama, Mistral, Ministral, Qwen2, Qwen3, MiMo, SmolLM3, Granite."""
+"""Llama and the dense decoders that differ from it by a few words: Mistral, Ministral, Qwen2, Qwen3, MiMo, SmolLM3,
+Granite, Seed-OSS, EXAONE 4, StarCoder2, Arcee."""
 
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import states
-from linkwise.model.families.dense import dense, windows
+from linkwise.model.families.dense import OUTPUT_NORMS, Names, dense, windows
 
 MISTRAL_WINDOW = 4096
 
@@ -32,6 +33,8 @@ def read_ministral3(fields: Fields) -> Draft:
 def read_qwen2(fields: Fields) -> Draft:
     """Qwen1.5, Qwen2, Qwen2.5: biases on query, key and value always, on the output never."""
     bias = fields.flag("attention_bias", "qkv_bias", default=True)
+    # How far apart positions of distant chunks are taken to be (the 1M models): every key is kept all the same.
+    fields.ignore("dual_chunk_attention_config")
     return dense(fields, windows(fields, switched=True), bias=bias)
 
 
@@ -69,3 +72,38 @@ def read_granite(fields: Fields) -> Draft:
     bias = fields.flag("attention_bias")
     states.scaled(fields)
     return dense(fields, bias=bias, out_bias=bias, same_kv=True)
+
+
+def read_seed_oss(fields: Fields) -> Draft:
+    """Seed-OSS: biases on query, key and value; one on the output only where stated."""
+    bias, out_bias = fields.flag("attention_bias", default=True), fields.flag("attention_out_bias")
+    fields.ignore("residual_dropout")
+    return dense(fields, bias=bias, out_bias=out_bias)
+
+
+def read_exaone4(fields: Fields) -> Draft:
+    """EXAONE 4: norms on outputs and per head of queries and keys; with a window, three layers of four slide."""
+    return dense(fields, windows(fields, every=4), qk_norm="head", names=Names(norms=OUTPUT_NORMS))
+
+
+def read_starcoder2(fields: Fields) -> Draft:
+    """StarCoder2: LayerNorms, a plain feed-forward of two matrices, biases everywhere."""
+    bias = fields.flag("use_bias", default=True)
+    fields.ignore("norm_epsilon", "norm_type", "mlp_type", "residual_dropout", "embedding_dropout")
+    return dense(
+        fields,
+        windows(fields),
+        bias=bias,
+        out_bias=bias,
+        tied=True,
+        gated=False,
+        mlp_bias=bias,
+        layer_norms=True,
+        names=Names(mlp=("", "c_fc", "c_proj")),
+    )
+
+
+def read_arcee(fields: Fields) -> Draft:
+    """Arcee (AFM): Llama with a feed-forward that is not gated."""
+    bias = fields.flag("attention_bias")
+    return dense(fields, bias=bias, out_bias=bias, same_kv=True, gated=False)

@@ -1,7 +1,9 @@
-"""OLMo 2 and 3: norms on the outputs of attention and feed-forward, not on inputs, and over whole queries and keys."""
+"""OLMoE; OLMo 2 and 3, whose norms are on the outputs of attention and feed-forward. All norm whole queries and keys."""
 
 from linkwise.model.draft import Draft, Fields
+from linkwise.model.families import common
 from linkwise.model.families.dense import OUTPUT_NORMS, Names, dense, windows
+from linkwise.model.families.parts import Experts, Gqa, decoder, norms
 
 
 def read_olmo2(fields: Fields) -> Draft:
@@ -18,3 +20,14 @@ def read_olmo3(fields: Fields) -> Draft:
 def _read(fields: Fields, found: list[int | None] | None) -> Draft:
     bias = fields.flag("attention_bias")
     return dense(fields, found, bias=bias, out_bias=bias, qk_norm="full", same_kv=True, names=Names(norms=OUTPUT_NORMS))
+
+
+def read_olmoe(fields: Fields) -> Draft:
+    """OLMoE: experts in every layer, norms on inputs."""
+    draft, hidden, count = common.start(fields)
+    bias = fields.flag("attention_bias")
+    sizes = common.attention_heads(fields, hidden, same_kv=True, derived_width=True)
+    attention = Gqa(hidden, *sizes, bias=bias, out_bias=bias, qk_norm="full")
+    experts = Experts(hidden, common.width(fields, "intermediate_size"), *common.expert_counts(fields, "num_experts"))
+    fields.ignore("clip_qkv")  # bounds of values
+    return decoder(draft, [(*norms(hidden), attention, experts)] * count)
