@@ -318,7 +318,16 @@ def test_the_plan_s_own_times_feed_the_verdict() -> None:
     last=st.floats(0.011, 0.3), exposed=st.floats(0, 0.05), output=st.integers(5, 2000),
 )  # fmt: skip
 def test_whole_pools_are_the_best_of_every_split_and_batch(ranks, devices, ttft, last, exposed, output) -> None:
-    """Against every split and batch, one by one. M/D/1: a prompt of 0.1 s waits load / (2 (1 - load)) x 0.1 s."""
+    """Against every split and batch, one by one, each at the load where n groups' queue (Sakasegawa) is the slack."""
+
+    def fullest(slack: float, groups: int) -> float:
+        low, high = 0.0, 0.9
+        for _ in range(50):
+            load = (low + high) / 2
+            wait = load ** ((2 * (groups + 1)) ** 0.5 - 1) / (groups * (1 - load)) * 0.05
+            low, high = (load, high) if wait <= slack else (low, load)
+        return high
+
     prefill, decode = FLAT, Pool(ranks=ranks[1], prefill_s=0.1, steps=((1, 0.01), (24, last)))
     prefill = msgspec.structs.replace(prefill, ranks=ranks[0])
     q = ask(devices=devices, output_tokens=output, prefill=prefill, decode=decode, ttft_s=ttft, exposed_s=exposed)
@@ -329,8 +338,7 @@ def test_whole_pools_are_the_best_of_every_split_and_batch(ranks, devices, ttft,
             step = decode.step(batch)
             slack = ttft - 0.1 - exposed - step
             if slack > 0 and answers > 0:
-                busy = min(slack / (slack + 0.05), 0.9)
-                best = max(best, min(prompts * busy / 0.1, answers * batch / (output * step)))
+                best = max(best, min(prompts * fullest(slack, prompts) / 0.1, answers * batch / (output * step)))
     found = verdict(q)
     assert found.disaggregated_per_s == pytest.approx(best)
     if best:

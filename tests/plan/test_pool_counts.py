@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linkwise.plan.pool_counts import Both, Groups, carrying, latency, limit, most
+from linkwise.plan.pool_counts import Both, Groups, carrying, fullest, latency, limit, most, queued
 from linkwise.plan.pools import Pool
 
 # One prompt takes 0.1 s; a decode step 20 ms at 8 requests. Prompts fill at most 0.9 of a group's time: 9/s a group.
@@ -20,13 +20,30 @@ def test_requests_at_hand_are_as_many_as_the_rate_asks_for() -> None:
     seen = latency(both, 2, 1, 12.0)
     assert float(seen.batch) == pytest.approx(12)
     assert float(seen.tpot_s) == pytest.approx(0.010)
-    # 6 prompts/s a group: load 0.6, M/D/1: 0.6 x 0.1 / (2 x 0.4) = 75 ms.
-    assert float(seen.ttft_s) == pytest.approx(0.1 + 0.075 + 0.010)
+    # 6 prompts/s a group: load 0.6 of two that share a queue: 0.6^1.449 / (2 x 0.4) x 0.05 s = 29.8 ms.
+    assert float(seen.ttft_s) == pytest.approx(0.1 + 0.0298 + 0.010, abs=5e-5)
+    # One group at the same load, M/D/1: 0.6 x 0.1 / (2 x 0.4) = 75 ms.
+    alone = latency(both, 1, 1, 6.0)
+    assert float(alone.ttft_s - alone.tpot_s) == pytest.approx(0.1 + 0.075)
     # Two decode groups: 600 tokens/s each, 600 x 8 ms = 4.8 at hand, below the first point.
     half = latency(both, 2, 2, 12.0)
     assert (float(half.batch), float(half.tpot_s)) == (pytest.approx(4.8), pytest.approx(0.008))
     # 1,500 tokens/s are the most of 24.
     assert float(latency(both, 2, 1, 15.0).batch) == pytest.approx(24)
+
+
+@pytest.mark.parametrize(("groups", "load"), [(1, 0.5), (2, 0.6), (2, 0.8), (6, 0.8), (6, 0.9), (16, 0.9)])
+def test_prompts_wait_as_for_so_many_servers(groups: int, load: float) -> None:
+    """M/D/c after Cosmetatos (1975): half of Erlang's M/M/c, corrected; it is within 2 % of exact tables here."""
+    erlang, term, below = load * groups, 1.0, 1.0
+    for n in range(1, groups):
+        term *= erlang / n
+        below += term
+    last = term * erlang / groups / (1 - load)
+    random = last / (below + last) / (groups * (1 - load))
+    wait = random / 2 * (1 + (1 - load) * (groups - 1) * ((4 + 5 * groups) ** 0.5 - 2) / (16 * load * groups))
+    assert float(queued(1.0, load, groups)) == pytest.approx(wait, rel=0.06)
+    assert fullest(1.0, queued(1.0, load, groups), groups) == pytest.approx(load, rel=1e-6)
 
 
 def test_prefill_groups_on_devices_of_their_own() -> None:

@@ -11,7 +11,7 @@ disaggregated one step by step, so they add up to the difference:
 
 A mixed replica with b requests decoding spends, per output token of each, one step and its share of everybody's
 prompts: TPOT = step(b) + b · ride / output, where a prompt that rides in decode steps adds `ride` seconds to them.
-Prompts queue (M/D/1) before they run, and fill at most MAX_PROMPT_LOAD of a group's time.
+Prompts queue (M/D/n) before they run, and fill at most MAX_PROMPT_LOAD of a group's time.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from linkwise.plan.handoff import HandoffOptions, handoff
 from linkwise.plan.handoff_flip import break_even
 from linkwise.plan.handoff_supply import Supply, supply
 from linkwise.plan.operate import MAX_PROMPT_LOAD
-from linkwise.plan.pool_counts import Balance, Both, Groups, balance, limit, loads_of, most, seconds_of
+from linkwise.plan.pool_counts import Balance, Both, Groups, balance, fullest, limit, loads_of, most, seconds_of
 from linkwise.plan.pools import Pool, Question, pool_of
 from linkwise.workload.types import Workload
 
@@ -128,9 +128,11 @@ def _mixed_rate(q: Question, batch: int, given: Given) -> Num:
 
 
 def _flow(
-    q: Question, prefill: Pool, decode: Pool, batch: int, exposed: Num, link: Num | None, tag: str, given: Given
-) -> _Flow:
-    """Costs of a request in two pools at a decode batch inside the targets, prompts at the best load theirs allows."""
+    q: Question, prefill: Pool, decode: Pool, batch: int, exposed: Num, link: Num | None, tag: str, given: Given,
+    groups: int = 1,
+) -> _Flow:  # fmt: skip
+    """Costs of a request in two pools at a decode batch inside the targets, prompts at the best load theirs allows.
+    groups: of prefill, that a router keeps even."""
     step = given(
         f"step.{tag}", decode.step(batch), "s", f"decode step of {batch} requests, {decode.label}".rstrip(", ")
     )
@@ -143,7 +145,13 @@ def _flow(
         target = given("ttft", q.ttft_s, "s", "target")
         slack = named(f"slack.{tag}", target - alone - exposed - step, "s", "left for queueing")
         # M/D/1: wait = load / (2 (1 - load)) x a prompt from start to end, so at this load prompts wait just the slack.
-        load = named(f"load.{tag}", minimum(2 * slack / (alone + 2 * slack), MAX_PROMPT_LOAD), "", "share of time busy")
+        full = 2 * slack / (alone + 2 * slack)
+        if groups > 1:
+            found = float(fullest(value_of(alone), np.array([value_of(slack)]), groups)[0])
+            full = given(
+                f"fullest.{tag}", found, "", f"at which prompts wait just the slack for one of {groups} groups"
+            )
+        load = named(f"load.{tag}", minimum(full, MAX_PROMPT_LOAD), "", "share of time busy")
     cost = named(f"prefill_cost.{tag}", prompt / load, "s", "group time of a request, slack for the target included")
     if link is not None:
         cost, decode_s = (maximum(x, 1 / link) for x in (cost, decode_s))
@@ -190,8 +198,9 @@ def _waterfall(q: Question, given: Given) -> _Steps:
     if pools is None or served is None:
         return _Steps(mixed, apart, fitted, moved, mended, none, batch, flow, (0, 0))
     # Whole groups may be served best at another batch: where prompts are short of groups, a smaller one.
-    at = served.batch
-    best = _flow(q, q.prefill, q.decode, at, exposed, link, "whole", given) if at != flow.batch else flow
+    at, alike = served.batch, pools.prefill
+    same_flow = at == flow.batch and alike == 1
+    best = flow if same_flow else _flow(q, q.prefill, q.decode, at, exposed, link, "whole", given, alike)
     paired = balance(pools.prefill, best.prefill_s, pools.decode, best.decode_s).rate
     note = f"{pools.prefill} prefill and {pools.decode} decode groups"
     whole = named("disaggregated", mended * paired / moved, "requests/s", note)

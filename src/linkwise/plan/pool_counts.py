@@ -1,8 +1,10 @@
 """How many prefill and decode groups serve a load, and how well: one count, which a plan's front and a handoff ask.
 
-A prompt costs a prefill group its time over the share of it that prompts may fill: their M/D/1 queue has to fit what
-the TTFT target leaves. An answer costs a decode group its tokens times a step, shared by the batch. A larger batch
-serves more on a decode group, and its longer step leaves prompts less time to queue: every batch has its own costs.
+A prompt costs a prefill group its time over the share of it that prompts may fill: their queue has to fit what the TTFT
+target leaves. A router sends each prompt where fewest wait, so that n groups have about the queue of n servers (M/D/n;
+Sakasegawa, Annals of the Institute of Statistical Mathematics 29, 1977): the more groups, the fuller they may be. An
+answer costs a decode group its tokens times a step, shared by the batch. A larger batch serves more on a decode group,
+and its longer step leaves prompts less time to queue: every batch has its own costs.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ from linkwise.plan.operate import MAX_PROMPT_LOAD
 from linkwise.plan.pools import Pool
 
 Floats = npt.NDArray[np.float64]
+NEWTON = 6  # steps to the load of a queue, from a start within a third of it
+TURNS = 3  # to the split of the devices from one prefill group
 
 
 class Both(NamedTuple):
@@ -53,9 +57,11 @@ class Groups(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """Decode batches inside the targets, and a request's group-seconds in each pool: arrays over batches."""
+    """Decode batches inside the targets, what they leave a prompt to queue, seconds, and a request's group-seconds in
+    each pool, of one prefill group: arrays over batches."""
 
     batches: Floats
+    slack: Floats
     prefill_s: Floats
     decode_s: Floats
 
@@ -105,12 +111,36 @@ def loads_of(both: Both, table: tuple[Floats, Floats] | None = None) -> Loads:
     slack = (np.inf if both.ttft_s is None else both.ttft_s) - alone - both.exposed_s - steps
     good = (steps <= (both.tpot_s or np.inf)) & (slack > 0)
     batches, steps, slack = batches[good], steps[good], slack[good]
-    # M/D/1 with the time a prompt takes from start to end, also where stages or attention replicas work on several: a
-    # replica has a queue of its own, and steps of unlike length hold each other up in a pipeline.
-    load = slack / (alone / 2 + slack) if both.ttft_s is not None else np.ones(len(slack))
     least = 0.0 if both.link_rate_per_s is None else 1 / both.link_rate_per_s
-    prompts = both.prefill.prompt / np.minimum(load, MAX_PROMPT_LOAD)
-    return Loads(batches, np.maximum(prompts, least), np.maximum(both.output_tokens * steps / batches, least))
+    decode_s = np.maximum(both.output_tokens * steps / batches, least)
+    return Loads(batches, slack, prefill_seconds(both, slack, 1), decode_s)
+
+
+def prefill_seconds(both: Both, slack: Floats, groups: Num) -> Floats:
+    """Group-seconds of a prompt where so many groups may let prompts queue for `slack` seconds."""
+    least = 0.0 if both.link_rate_per_s is None else 1 / both.link_rate_per_s
+    load = fullest(both.prefill.prefill_s, slack, groups)
+    return np.maximum(both.prefill.prompt / np.minimum(load, MAX_PROMPT_LOAD), least)
+
+
+def queued(alone: float, load: Num, groups: Num) -> Floats:
+    """Mean seconds a prompt waits for one of the groups, each busy for a share `load` of the time.
+
+    alone: seconds of a prompt from start to end, also where stages or attention replicas work on several: a replica
+    has a queue of its own, and steps of unlike length hold each other up in a pipeline. One group: M/D/1.
+    """
+    return load ** (np.sqrt(2 * (np.asarray(groups, float) + 1)) - 1) / (groups * (1 - load)) * alone / 2
+
+
+def fullest(alone: float, slack: Floats, groups: Num) -> Floats:
+    """The load at which prompts wait just so long; of one group slack / (alone / 2 + slack)."""
+    count = np.asarray(groups, float)
+    power, wanted = np.sqrt(2 * (count + 1)) - 1, np.log(2 * count * np.minimum(slack, 1e9) / alone)
+    load = 1 / (1 + np.exp(-wanted / power))  # where as many groups as one make a queue
+    for _ in range(NEWTON):
+        off = power * np.log(load) - np.log1p(-load) - wanted
+        load = np.clip(load - off / (power / load + 1 / (1 - load)), load / 4, 1 - (1 - load) / 4)
+    return load
 
 
 def seconds_of(both: Both, loads: Loads) -> Floats:
@@ -136,15 +166,15 @@ def splits(both: Both, loads: Loads) -> Splits | None:
     most = (size - rd) // rp if both.elsewhere is None else both.elsewhere // rp
     if most < 1 or size < rd or not len(loads.batches):
         return None
-    if both.elsewhere is None:
-        even = np.floor(size * loads.prefill_s / seconds_of(both, loads))
-        prompts = np.clip(even + np.arange(-(rd // rp) - 1.0, 2.0)[:, None], 1, most)
-        answers = np.floor((size - prompts * rp) / rd)
-    else:
-        even = np.floor(float(size // rd) * loads.prefill_s / loads.decode_s)
-        prompts = np.clip(even + np.arange(2.0)[:, None], 1, most)
-        answers = np.full(prompts.shape, float(size // rd))
-    return Splits(prompts, answers, np.minimum(prompts / loads.prefill_s, answers / loads.decode_s))
+    even, shared = np.ones(len(loads.batches)), both.elsewhere is None
+    for _ in range(TURNS):  # the more prefill groups, the less of one a prompt costs
+        prefill_s = prefill_seconds(both, loads.slack, even)
+        per_answer = rp * prefill_s + rd * loads.decode_s if shared else loads.decode_s
+        even = np.clip(np.floor((size if shared else float(size // rd)) * prefill_s / per_answer), 1, most)
+    prompts = np.clip(even + np.arange(-(rd // rp) - 2.0 if shared else -1.0, 3.0)[:, None], 1, most)
+    answers = np.floor((size - prompts * rp) / rd) if shared else np.full(prompts.shape, float(size // rd))
+    prefill_s = prefill_seconds(both, loads.slack, prompts)
+    return Splits(prompts, answers, np.minimum(prompts / prefill_s, answers / loads.decode_s))
 
 
 def _best(good: Floats, cost: Floats) -> int:
@@ -183,9 +213,10 @@ def limit(both: Both, groups: Groups) -> Limit | None:
     loads = loads_of(both)
     if not len(loads.batches):
         return None
-    rate = np.minimum(groups.prefill / loads.prefill_s, groups.decode / loads.decode_s)
+    prefill_s = prefill_seconds(both, loads.slack, groups.prefill)
+    rate = np.minimum(groups.prefill / prefill_s, groups.decode / loads.decode_s)
     at = _best(rate, seconds_of(both, loads))
-    return Limit(float(rate[at]), int(loads.batches[at]), float(loads.prefill_s[at]), float(loads.decode_s[at]))
+    return Limit(float(rate[at]), int(loads.batches[at]), float(prefill_s[at]), float(loads.decode_s[at]))
 
 
 def carrying(
@@ -196,10 +227,20 @@ def carrying(
     costs: of a prefill and of a decode group; None = their devices. Also more groups than the devices hold.
     """
     loads = loads_of(both, table)
-    needed = [whole(rate * cost) for cost in (loads.prefill_s, loads.decode_s)]
+    needed = [_fewest(both, loads, rate), whole(rate * loads.decode_s)]
     first, second = costs or both.ranks
     found = {Groups(int(p), int(d)) for p, d in np.unique(np.stack(needed, axis=1), axis=0)}
     return sorted(found, key=lambda one: (one.prefill * first + one.decode * second, one.prefill))
+
+
+def _fewest(both: Both, loads: Loads, rate: float) -> npt.NDArray[np.int64]:
+    """Prefill groups that carry a rate, at each batch: between those that prompts fill and those that queue alone."""
+    low, high = whole(rate * prefill_seconds(both, np.full(len(loads.slack), np.inf), 1)), whole(rate * loads.prefill_s)
+    while (low < high).any():
+        middle = (low + high) // 2
+        enough = whole(rate * prefill_seconds(both, loads.slack, middle)) <= middle
+        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+    return np.asarray(high)
 
 
 def whole(groups: Num) -> Num:
@@ -215,7 +256,7 @@ def latency(both: Both, prefill: Num, decode: Num, rate: Num) -> Latency:
     batch, step = _settled(both.decode, np.asarray(rate / decode * both.output_tokens, float))
     busy = np.minimum(rate * both.prefill.prompt / prefill, MAX_PROMPT_LOAD)
     alone = both.prefill.prefill_s
-    return Latency(alone + busy * alone / (2 * (1 - busy)) + both.exposed_s + step, step, batch)
+    return Latency(alone + queued(alone, busy, prefill) + both.exposed_s + step, step, batch)
 
 
 def _settled(pool: Pool, tokens_per_s: Floats) -> tuple[Floats, Floats]:
