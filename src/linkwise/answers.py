@@ -133,7 +133,9 @@ def plan_of(value: "FilePath | types.Plan") -> types.Plan:
     found = load(value) if isinstance(value, str | os.PathLike) else value
     if not isinstance(found, types.Plan):
         kinds = {types.NoPlan: "a refusal to plan", types.Fit: "a fit", Handoff: "a handoff, which goes beside one"}
-        said = next((f"is no plan but {words}" for kind, words in kinds.items() if isinstance(found, kind)), "is no plan")
+        said = next(
+            (f"is no plan but {words}" for kind, words in kinds.items() if isinstance(found, kind)), "is no plan"
+        )
         raise InputError(said, where=called(value, "value"), expected="a plan, as linkwise plan -o FILE writes it")
     return found
 
