@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linkwise import api
 from linkwise.cluster.read import load as cluster
 from linkwise.core.chain import Chain
 from linkwise.core.errors import InputError
@@ -221,3 +222,13 @@ def test_latency_grows_with_the_rate_without_steps():
         assert p.at_hand == pytest.approx(rate * (p.ttft_s + 199 * p.tpot_s), rel=1e-6)
     growth = [b.tpot_s / a.tpot_s - 1 for a, b in pairwise(points)]
     assert all(0 < g < 0.05 for g in growth), growth
+
+
+def test_a_closed_loop_says_whose_ttft_it_is() -> None:
+    said = "TTFT is that of 32 users once they are spread over time"
+    words = {"isl": 1000, "osl": 100, "tp": 1}
+    closed = api.plan("llama-3.1-8b", "1xh100-sxm", concurrency=32, **words)
+    assert any(note.startswith(said) for note in closed.notes)
+    for load in ({"concurrency": 1}, {"rate": 2.0}, {"rate": 2.0, "concurrency": 32}):
+        other = api.plan("llama-3.1-8b", "1xh100-sxm", **load, **words)
+        assert not any(note.startswith("TTFT is that of") for note in other.notes)

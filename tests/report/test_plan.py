@@ -55,7 +55,7 @@ def test_a_pipeline_says_where_its_stages_lie() -> None:
 
 def sums(words: str) -> list[tuple[float, list[float]]]:
     """(sum, terms) of every `12.3 ms ... = a 1.2 + b 3.4` of a screen."""
-    found = re.findall(r"([\d.]+) (?:ms|us|s|GB)[^=]*? = ([A-Za-z ]+ [\d.]+(?: \+ [A-Za-z ]+ [\d.]+)*)", words)
+    found = re.findall(r"([\d.]+) (?:ms|us|s|GB)[^=]*? = ([A-Za-z -]+ [\d.]+(?: \+ [A-Za-z -]+ [\d.]+)*)", words)
     return [(float(whole), [float(n) for n in re.findall(r" ([\d.]+)", " " + terms)]) for whole, terms in found]
 
 

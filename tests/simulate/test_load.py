@@ -12,6 +12,7 @@ from tests.test_cli import Shell
 
 pytest.importorskip("numba")
 
+from linkwise import api
 from linkwise.core.errors import InputError
 from linkwise.simulate.load import Asked, enough, load_of
 from linkwise.simulate.rules import Pool, Rules, Run
@@ -91,3 +92,12 @@ def test_what_a_pool_holds_at_once_bounds_what_it_serves() -> None:
         these = requests(np.arange(number) / rate, np.full(number, isl), np.full(number, osl))
         found = simulate([Pool(rules, constant(seconds), replicas=2)], these, Run(), asked_per_s=rate).summary
         assert found.saturated == said_so, (kv_blocks, rate, found.saturation)
+
+
+def test_many_requests_are_said_before_they_are_run(caplog: pytest.LogCaptureFixture) -> None:
+    plan = api.plan("llama-3.1-8b", on="1xh100-sxm", tp=1, isl=100, osl=10, concurrency=8)
+    assert load_of(plan, Asked(users=100_000)).requests.number == 1_000_000
+    assert load_of(plan, Asked(users=100_001, number=2_000_000)).requests.number == 2_000_000
+    assert not caplog.records  # none beyond a million, or as many as were asked for
+    load_of(plan, Asked(users=100_001))
+    assert "1,000,010 requests are simulated, 10 for each user: --requests N for fewer" in caplog.text

@@ -120,6 +120,7 @@ def plan(
             *_notes(model, cluster, engine, memory.warnings + order + _uneven(cluster, count)),
             *apart,
             *engine.node_notes(chosen.layout, nodes),
+            *_closed(workload),
             *_tight(chosen, workload),
             *_unused(chosen, cluster, counted=replicas is not None),
             *_idle(chosen, workload),
@@ -178,6 +179,17 @@ def _uneven(cluster: Cluster, replicas: int) -> tuple[str, ...]:
 def _number(value: object) -> float:
     number = value_of(value)
     return number if isinstance(number, int) else float(number)
+
+
+def _closed(workload: Workload) -> tuple[str, ...]:
+    """What a closed loop's TTFT is of."""
+    if workload.rate_per_s is not None or (workload.concurrency or 1) == 1:
+        return ()
+    users = f"{workload.concurrency:,} users"
+    return (
+        f"TTFT is that of {users} once they are spread over time; a benchmark that starts all at once, with a few"
+        " requests each, reports more: linkwise simulate on this plan's file says how much",
+    )
 
 
 def _notes(model: Model, cluster: Cluster, engine: Engine, warnings: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The requests a user asks for: a trace, or a plan's lengths with drawn arrivals, or a closed loop."""
 
+import logging
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from linkwise.workload.lengths import KINDS, Lengths
 from linkwise.workload.requests import MAX_REQUESTS, Floats, Ints, Requests, requests
 
 DEFAULT_REQUESTS, MOST_DRAWN = 2000, 2_000_000  # where their number is not given
+MANY = 1_000_000  # from here on their number is said before they are run
 PER_USER = 10  # requests a user of a closed loop sends, where their number is not given
 LONG = ("refuse", "drop")
 # Lengths of which only the means are known: requests of equal lengths would march in step.
@@ -121,6 +123,11 @@ def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
     count = PER_USER * users if users and not asked.number else enough(asked, rate or 1.0, DEFAULT_REQUESTS, MOST_DRAWN)
     if count > MAX_REQUESTS:
         raise InputError(f"{count:,} requests", where="simulate", expected=f"at most {MAX_REQUESTS:,}")
+    if asked.number is None and count > MANY:
+        each = f", {PER_USER} for each user" if users else ""
+        logging.getLogger("linkwise").warning(
+            "linkwise: %s requests are simulated%s: --requests N for fewer", f"{count:,}", each
+        )
     inputs, outputs, words = _lengths(plan, asked, count, seed)
     said = {"period_s": _period(asked), "swing": asked.swing}
     stream = Arrivals(rate_per_s=rate or 1.0, kind=kind, **{k: v for k, v in said.items() if v is not None})
