@@ -118,6 +118,22 @@ COMMAND_R7B: dict[str, Any] = {
     "max_position_embeddings": 132_096,
 }
 
+# As released, bookkeeping aside.
+PHI_4_MINI = PHI_4 | {
+    "vocab_size": 200_064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+    "sliding_window": 262_144,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 0.75,
+}
 GLM_4_32B: dict[str, Any] = {
     "model_type": "glm4",
     "torch_dtype": "bfloat16",
@@ -193,6 +209,7 @@ def kv_elements(model: Model, *, windowed: bool = False) -> int:
         (GEMMA_2_9B, 9.24),
         (GEMMA_3_1B, 1.00),
         (PHI_4, 14.66),
+        (PHI_4_MINI, 3.84),
         (OLMO_2_32B, 32.23),
         (SMOLLM_3, 3.08),
         (COMMAND_R, 34.98),
@@ -215,6 +232,7 @@ def test_parameters(config: dict[str, Any], billions: float) -> None:
         (GEMMA_2_9B, 2 * 8 * 256 * 21, 2 * 8 * 256 * 21),
         (GEMMA_3_1B, 2 * 1 * 256 * 4, 2 * 1 * 256 * 22),
         (PHI_4, 2 * 10 * 128 * 40, 0),
+        (PHI_4_MINI, 0, 2 * 8 * 128 * 32),  # a window of 262,144 tokens, twice the model's length
         (OLMO_2_32B, 2 * 8 * 128 * 64, 0),
         (SMOLLM_3, 2 * 4 * 128 * 36, 0),
         (COMMAND_R, 2 * 64 * 128 * 40, 0),

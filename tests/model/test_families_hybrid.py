@@ -54,6 +54,7 @@ FALCON_H1_34B: dict[str, Any] = {
     "mamba_d_conv": 4,
     "mamba_rms_norm": False,
     "ssm_multipliers": [0.2, 0.2, 0.2, 0.2, 0.2],
+    "mlp_expansion_factor": 8,
     "tie_word_embeddings": False,
     "max_position_embeddings": 262_144,
 }

@@ -17,9 +17,10 @@ def read(fields: Fields) -> Draft:
     mamba = Mamba2.of(fields, hidden, draft.dtype, inner=inner, out_bias=out_bias, normed=normed)
     states.note_recurrent(draft, fields)
     states.scaled(fields)
-    # mamba_use_mlp: always. The others say how a norm and an embedding are applied.
     states.exactly(fields, "mamba_use_mlp", True, default=True)
-    fields.ignore("mamba_norm_before_gate", "attn_layer_indices", "layers_block_type", "layer_types")
+    # How a norm is applied, which layers have attention (all), the feed-forward's width in other words.
+    fields.ignore("mamba_norm_before_gate", "mlp_expansion_factor")
+    fields.ignore("attn_layer_indices", "layers_block_type", "layer_types")
     ffn = Dense(hidden, common.width(fields, "intermediate_size"), bias=fields.flag("mlp_bias"), name="feed_forward")
     around = norms(hidden, "input_layernorm", "pre_ff_layernorm")
     return decoder(draft, [(attention, mamba, ffn, *around)] * count, final="model.final_layernorm")

@@ -1,4 +1,4 @@
-"""OLMoE; OLMo 2 and 3, whose norms are on the outputs of attention and feed-forward. All norm whole queries and keys."""
+"""OLMoE; OLMo 2 and 3, which norm the outputs of attention and feed-forward. All norm whole queries and whole keys."""
 
 from linkwise.model.draft import Draft, Fields
 from linkwise.model.families import common

@@ -14,7 +14,9 @@ _FUSED = Names(
 def read(fields: Fields) -> Draft:
     """Phi-3 and Phi-4: query, key and value are one stored tensor, gate and up another."""
     states.exactly(fields, "attention_bias", False, default=False)
-    fields.ignore("original_max_position_embeddings")  # of the rotary scaling
+    states.exactly(fields, "lm_head_bias", False, default=False)
+    states.exactly(fields, "full_attn_mod", 1, default=1)
+    fields.ignore("interpolate_factor")  # of positions
     return dense(fields, windows(fields), names=_FUSED, same_kv=True)
 
 
