@@ -178,6 +178,17 @@ class TestWatchdogs:
         finding = one(watchdogs, *self.dogs([(12, 9), (11, 9), (12, 9), (12, 9)]))
         assert (finding.class_, finding.decided, finding.original_fault.ranks) == ("hang", False, ())
 
+    def test_who_says_nothing_is_pointed_at(self) -> None:
+        dogs = self.dogs([(12, 9), (11, 9), (12, 9), (12, 9)])
+        ranks = [fact("place", "process", labels={"pid": str(90 + rank)}, rank=rank) for rank in range(4)]
+        finding = one(watchdogs, *dogs[:2], dogs[3], *ranks)
+        assert (finding.class_, finding.decided, finding.original_fault.ranks) == ("hang", False, ())
+        assert "ranks 0, 1, 3 report it; rank 2 says nothing" in finding.summary
+        assert finding.next.startswith("py-spy dump of rank 2")
+        # Where most say nothing, they are of other groups, or their logs are not here.
+        assert "enqueued everywhere" in one(watchdogs, dogs[0], *ranks).summary
+        assert "enqueued everywhere" in one(watchdogs, *dogs, *ranks).summary
+
     def test_flags(self) -> None:
         def flags(*values: int) -> list[Fact]:
             return [fact("gauge", "rank.hang", value, rank=rank) for rank, value in enumerate(values)]

@@ -474,3 +474,16 @@ def test_what_pytorch_itself_writes(tmp_path: Path) -> None:
     assert {call.state for call in calls[:-1]} == {"done"}
     spelled = flight_recorder.read(Source(tmp_path / "json_rank0.json")).ranks[0]
     assert list(spelled.calls)[:-1] == calls[:-1]
+
+
+@pytest.mark.parametrize("field", sorted(entry()))
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_tuple_shared_sixty_times_over_costs_nothing_in_any_field(tmp_path: Path, field: str, inside: bool) -> None:
+    # 2^60 leaves for whoever hashes or shows it: the test would not end.
+    deep: Any = ("a", "b")
+    for _ in range(60):
+        deep = (deep, deep)
+    value = dump({**entry(), field: [deep] if inside else deep})
+    (tmp_path / "nccl_trace_rank_2").write_bytes(pickle.dumps(value, 4))
+    with suppress(InputError):
+        flight_recorder.read(Source(tmp_path / "nccl_trace_rank_2"))

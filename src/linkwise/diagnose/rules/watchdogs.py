@@ -89,21 +89,41 @@ def _everywhere(case: Case, group: str, facts: list[Fact], marks: dict[int, tupl
     quiet = case.facts("status", "ok")
     call = facts[0].label("sequence") or str(max(done) + 1)
     op = facts[0].label("op")
+    silent = _silent(case, marks)
+    where = f"call {call}{f' ({op})' if op else ''} of group {group or '?'}"
+    told = f"{ranks_text(ranks)} {'reports' if len(ranks) == 1 else 'report'} it"
     return Finding(
         class_="hang",
-        summary=f"call {call}{f' ({op})' if op else ''} of group {group or '?'} is enqueued everywhere, not completed,"
-        f" as far as is known: {ranks_text(ranks)} {'reports' if len(ranks) == 1 else 'report'} it"
+        summary=(
+            f"{where} is not completed: {told}; {ranks_text(silent)} {'says' if len(silent) == 1 else 'say'} nothing:"
+            f" {'it is' if len(silent) == 1 else 'they are'} in other groups, or what the others wait for"
+            if silent
+            else f"{where} is enqueued everywhere, not completed, as far as is known: {told}"
+        )
         + (", and launch counts are equal on all ranks" if equal or quiet else ""),
         first_reporter=first(facts),
         confidence=0.5,
         decided=False,
         waited_s=max((fact.value for fact in facts), default=0.0),
         evidence=lines([*facts, *quiet], 8),
-        would_decide="flight recorder dumps of all ranks (TORCH_NCCL_TRACE_BUFFER_SIZE): who completed less; Xids and"
+        would_decide=(f"a stack, or the log, of {ranks_text(silent)}; " if silent else "")
+        + "flight recorder dumps of all ranks (TORCH_NCCL_TRACE_BUFFER_SIZE): who completed less; Xids and"
         " NIC counters of every host. Launch counts cannot: a call that is launched need not complete",
-        next="nvidia-smi -q, dmesg and the IB counters on every host",
+        next=f"py-spy dump of {ranks_text(silent)}; then nvidia-smi -q, dmesg and the IB counters on every host"
+        if silent
+        else "nvidia-smi -q, dmesg and the IB counters on every host",
         recovery="restart group",
     )
+
+
+def _silent(case: Case, marks: dict[int, tuple[int, int]]) -> list[int]:
+    """Ranks that the evidence knows and whose watchdogs say nothing, of any group, where those of most others do. Of
+    many nobody knows which group is meant."""
+    known = {fact.rank for kind in ("place", "transport", "launched") for fact in case.facts(kind) if fact.rank >= 0}
+    known |= {rank.head.rank for rank in case.joined.ranks}
+    spoke = {fact.rank for fact in case.facts("watchdog")} | set(marks)
+    silent = sorted(known - spoke)
+    return silent if len(silent) < len(spoke & known) else []
 
 
 def _hang_flags(case: Case) -> Iterator[Finding]:

@@ -138,7 +138,8 @@ def began(rows: Columns, durations: list[Any], where: str) -> list[int]:
     not told. durations: in ms. Raises InputError."""
     wrong = [one for one in durations if one is not None and not (type(one) in (int, float) and 0 <= one < 1e12)]
     if wrong:
-        raise InputError(f"duration_ms {quoted(str(wrong[0]))}", where=f"{where}: entries", expected="milliseconds")
+        shown = f"{wrong[0]:g}" if type(wrong[0]) is float else f"a {type(wrong[0]).__name__}"
+        raise InputError(f"duration_ms {shown}", where=f"{where}: entries", expected="milliseconds")
     ends = rows["time_discovered_completed_ns"]
     return [
         max(0, end - round(took * 1e6)) if took is not None and end else 0

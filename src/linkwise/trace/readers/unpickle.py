@@ -7,7 +7,8 @@ checked opcode by opcode with one regular expression; anything else is interpret
 
 What the check is for, beside code that a pickle would run: CPython's unpickler makes room for a memo of any index a
 pickle names (4 bytes can ask for 64 GB), and a dict key of nested tuples is hashed through all of them, which for
-shared ones takes for ever and for deep ones overruns the C stack. So no tuple here holds another.
+shared ones takes for ever and for deep ones overruns the C stack. So no tuple here holds another:
+of what is interpreted, one that would is given as a list, which nobody can hash.
 """
 
 import gc
@@ -63,7 +64,8 @@ def is_pickle(data: bytes) -> bool:
 
 
 def loads(data: bytes, *, where: str) -> Any:
-    """The value of a pickle: dicts with plain keys, lists, flat tuples, strings, numbers, None.
+    """The value of a pickle: dicts with plain keys, lists, flat tuples, strings, numbers, None. A tuple of containers
+    is a list, or, where the system bounds this process, still a tuple.
 
     It may hold itself: walk it to a known depth only. Raises InputError, which says what the pickle asked for.
     """
@@ -192,22 +194,22 @@ class _Machine:
         if len(items) < _TAKES.get(name, 0):
             raise IndexError
         if name.startswith("TUPLE"):
-            if any(isinstance(item, (tuple, list, dict)) for item in items):
-                raise ValueError
-            self.stack.append(tuple(items))
+            flat = not any(isinstance(item, (tuple, list, dict)) for item in items)
+            self.stack.append(tuple(items) if flat else items)
         elif name == "LIST":
             self.stack.append(items)
         elif name.startswith("APPEND"):
             _of(list, self.stack[-1]).extend(items)
         else:
             keys = items[::2]
-            if not set(map(type, keys)) <= {str, int}:
+            if not set(map(type, keys)) <= _KEYS:
                 raise TypeError
             if name == "DICT":
                 self.stack.append({})
             _of(dict, self.stack[-1]).update(zip(keys, items[1::2], strict=True))
 
 
+_KEYS = {str, int, float, bool, type(None)}
 _EMPTY: dict[str, Any] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
 _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 
