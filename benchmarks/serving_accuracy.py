@@ -24,10 +24,10 @@ from linkwise.engine import step_calibrations
 from linkwise.engine.step_constants import Spreads
 from linkwise.simulate.calibrate.case import Case
 from linkwise.simulate.calibrate.fit import (
-    NAMES,
     Fitted,
     Group,
     descend,
+    finished,
     fit,
     grouped,
     measured,
@@ -36,6 +36,7 @@ from linkwise.simulate.calibrate.fit import (
     simulated,
 )
 from linkwise.simulate.calibrate.made import calibration_of, spread_of
+from linkwise.simulate.calibrate.priors import NAMES
 from linkwise.simulate.calibrate.split import DOUBT
 from linkwise.simulate.calibrate.steps import run_of
 
@@ -144,7 +145,8 @@ def whole_fit(what: Collection) -> tuple[Fitted, list[Group]]:
 def without(what: Collection, whole: Fitted, groups: Sequence[Group], out: npt.NDArray[np.bool_]) -> Floats:
     """The parameters that all rows but those give, the order of events as all have it. out: of everyone."""
     rest = np.where(np.concatenate((out, out)), np.nan, what.all_truth)
-    return descend(groups, rest, whole.space, whole.at, doubt=what.doubt)[0]
+    at, curvature = descend(groups, rest, whole.space, whole.at, doubt=what.doubt)
+    return finished(whole.space, at, curvature).at
 
 
 def left_out(

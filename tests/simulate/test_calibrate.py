@@ -17,9 +17,10 @@ from linkwise.engine.step_calibrations import load, shipped
 from linkwise.engine.step_constants import Spread, StepCalibration, StepConstants
 from linkwise.model import read
 from linkwise.simulate.calibrate.case import Case, serving
-from linkwise.simulate.calibrate.fit import NAMES, Space, fit, grouped, pooled, predicted, simulated
+from linkwise.simulate.calibrate.fit import Space, fit, grouped, pooled, predicted, simulated
 from linkwise.simulate.calibrate.made import spread_of
 from linkwise.simulate.calibrate.own import calibrate
+from linkwise.simulate.calibrate.priors import NAMES
 from linkwise.simulate.calibrate.rows import Given, cases_of
 from linkwise.simulate.calibrate.steps import run_of
 from linkwise.workload.results import Row

@@ -16,7 +16,8 @@ from linkwise.engine.step_calibrations import shipped
 from linkwise.model import read
 from linkwise.simulate.calibrate import pipeline
 from linkwise.simulate.calibrate.case import Case, serving
-from linkwise.simulate.calibrate.fit import NAMES, Space, fit, grouped, pooled, predicted, simulated
+from linkwise.simulate.calibrate.fit import Space, fit, grouped, pooled, predicted, simulated
+from linkwise.simulate.calibrate.priors import NAMES
 from linkwise.simulate.calibrate.rows import Given, cases_of
 from linkwise.simulate.calibrate.steps import run_of
 from linkwise.simulate.rules import Pool, Rules, Run

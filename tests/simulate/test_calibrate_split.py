@@ -17,7 +17,8 @@ from linkwise.plan.batch import Batch, Part, decode_batch
 from linkwise.plan.time import group_seconds
 from linkwise.simulate.calibrate import split
 from linkwise.simulate.calibrate.case import Case, Split, serving
-from linkwise.simulate.calibrate.fit import NAMES, Space, fit, grouped, measured, predicted, simulated
+from linkwise.simulate.calibrate.fit import Space, fit, grouped, measured, predicted, simulated
+from linkwise.simulate.calibrate.priors import NAMES
 from linkwise.simulate.of_plan import pool_for
 from linkwise.simulate.rules import Transfer
 

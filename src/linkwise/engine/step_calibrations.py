@@ -46,5 +46,9 @@ def parse(text: str, *, where: str) -> StepCalibration:
 
 
 def dump(calibration: StepCalibration) -> str:
-    """As a file, in YAML."""
-    return dump_yaml(msgspec.to_builtins(calibration))
+    """As a file, in YAML. What is fitted does not say that it is not assumed."""
+    found = msgspec.to_builtins(calibration)
+    for one in found["constants"].values():
+        if not one["assumed"]:
+            del one["assumed"]
+    return dump_yaml(found)

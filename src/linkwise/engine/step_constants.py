@@ -14,6 +14,7 @@ from linkwise.core.schema import Frozen
 from linkwise.engine.versions import version_key
 
 STEP_CALIBRATION_SCHEMA = "linkwise.step-calibration/1"
+_FAR = 0.4  # an error of a logarithm from which on it is told as a factor
 Z80 = 1.2815515655446004  # half-width of an 80 % interval in standard deviations of a normal
 
 
@@ -98,13 +99,14 @@ _LIMITS |= {"rows": (0.0, 1e5), "evenness": (1e-3, math.inf)}
 class Constant(Frozen, frozen=True, kw_only=True):
     """One constant. error: standard error of its logarithm (0.1 = 10 %); None where it was set, not fitted.
 
-    source: what it rests on.
+    source: what it rests on. assumed: whether no row of the engine tells of it: what hangs on it is as open as it is.
     """
 
     value: float
     unit: str
     source: str
     error: float | None = None
+    assumed: bool = False
 
 
 class Version(Frozen, frozen=True, kw_only=True):
@@ -202,7 +204,12 @@ class StepCalibration(Frozen, frozen=True, kw_only=True):
     def words(self, name: str) -> str:
         """Source and standard error of a constant, as a chain prints them."""
         constant = self.constants[name]
-        within = "" if constant.error is None else f", within {100 * constant.error:.2g} %"
+        within = ""
+        if constant.error is not None:
+            far = constant.error > _FAR
+            within = (
+                f", within {f'a factor of {math.exp(constant.error):.2g}' if far else f'{100 * constant.error:.2g} %'}"
+            )
         return f"{self.label}: {constant.source}{within}"
 
     def factor(self, version: str, capability: int = 0) -> float:

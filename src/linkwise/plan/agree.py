@@ -57,7 +57,6 @@ def agree(plan: Plan, where: str) -> None:
 def _timed(plan: Plan, where: str) -> None:
     """Steps, and how far their times can be trusted."""
     about, point = subject(plan), plan.chosen.point
-    case = about.model, about.cluster, about.engine, about.workload
     given = step_times(about)
     for step, stored, now in zip(
         ("decode_time", "prefill_time"), (plan.decode_time, plan.prefill_time), given, strict=True
@@ -66,7 +65,7 @@ def _timed(plan: Plan, where: str) -> None:
             _same(where, f"{step}.{name}", getattr(stored, name), getattr(now, name))
         for name in sorted(stored.parts.keys() | now.parts.keys()):
             _same(where, f"{step}.parts.{name}", stored.parts.get(name), now.parts.get(name))
-    sure = trust(point.tpot_s, point.ttft_s, *case, point.batch)
+    sure = trust(point.tpot_s, point.ttft_s, about, point.batch)
     for name in ("tpot", "ttft"):
         own, known = getattr(plan.trust, name, None), getattr(sure, name)
         for end in ("low_s", "high_s"):

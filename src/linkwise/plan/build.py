@@ -86,7 +86,7 @@ def plan(
         facts={"engine": f"{engine.name} {engine.version}", "constants": cluster.constants.label},
         calibration=times_label(engine, cluster),
         step_calibration=engine.calibration,
-        trust=trust(chosen.point.tpot_s, chosen.point.ttft_s, model, cluster, engine, workload, chosen.point.batch),
+        trust=trust(chosen.point.tpot_s, chosen.point.ttft_s, about, chosen.point.batch),
         model=model,
         cluster=cluster,
         workload=workload,

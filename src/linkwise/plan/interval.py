@@ -8,6 +8,8 @@ from linkwise.engine.base import Engine
 from linkwise.engine.step_constants import Spread, StepCalibration
 from linkwise.engine.versions import version_key
 from linkwise.model.types import Model
+from linkwise.plan.assumed import hangs_on, wider
+from linkwise.plan.figures import Subject
 from linkwise.plan.trust import Interval, Trust
 from linkwise.workload.types import Workload
 
@@ -64,17 +66,18 @@ def times_label(engine: Engine, cluster: Cluster) -> str:
     return engine.calibration.label + ("" if links == known.constants().label else f"; links: {links}")
 
 
-def trust(
-    tpot_s: float, ttft_s: float, model: Model, cluster: Cluster, engine: Engine, workload: Workload,
-    users: float | None = None,
-) -> Trust:  # fmt: skip
-    """Intervals of predicted means. They are wider outside the range of the constants."""
-    calibration = engine.calibration
+def trust(tpot_s: float, ttft_s: float, about: Subject, users: float | None = None) -> Trust:
+    """Intervals of predicted means. They are wider outside the range of the constants, and by what constants that no
+    row of the engine tells of may do to them."""
+    calibration = about.engine.calibration
     if calibration is None:
         return Trust(tpot=None, ttft=None)
-    why = outside(calibration, model, cluster, engine, workload, users)
+    why = outside(calibration, about.model, about.cluster, about.engine, about.workload, users)
+    hangs = hangs_on(about, calibration)
+    why += tuple(one.words(about.engine.name) for one in hangs if one.felt)
     spreads = calibration.spreads
     tpot, ttft = (spreads.tpot_outside, spreads.ttft_outside) if why else (spreads.tpot, spreads.ttft)
+    tpot, ttft = wider(tpot, [one.tpot for one in hangs]), wider(ttft, [one.ttft for one in hangs])
     return Trust(tpot=around(tpot_s, tpot), ttft=around(ttft_s, ttft), extrapolated=why)
 
 

@@ -83,6 +83,12 @@ class Inventory:
         """What mixes tokens in a stage's layers (attention, linear attention, Mamba); a layer may have two."""
         return sum(_count(found, stage) for found in self._mixers.values())
 
+    def whole_layers(self, stage: Stage) -> int | float:
+        """Layers of a stage, each a mixer and a feed-forward: one that is only either counts half (Nemotron-H), one
+        with a second mixer half more."""
+        halves = self.mixers(stage) + self.ffns(stage, "dense") + self.ffns(stage, "moe")
+        return halves // 2 if halves % 2 == 0 else halves / 2
+
     def attention_layers(self, stage: Stage) -> int:
         """Layers of a stage whose mixer keeps per-token keys and values."""
         return sum(_count(v, stage) for k, v in self._mixers.items() if k not in {"linear", "mamba"})

@@ -243,10 +243,11 @@ def _layer_counts(
 ) -> dict[str, Num]:  # fmt: skip
     moe = stock.ffns(stage, "moe")
     beside = moe if model.moe is not None and model.moe.shared_experts else 0
+    every = stock.whole_layers(stage)
     return {
-        "all": stage.layers, "moe": moe, "shared": beside, "mla": stock.of_mixer(stage, "mla", "sparse"),
+        "all": every, "moe": moe, "shared": beside, "mla": stock.of_mixer(stage, "mla", "sparse"),
         "linear": stock.of_mixer(stage, "linear", "mamba"), "qk-norm": stock.with_role(stage, "attn.q_norm"),
-        "block-fp8": stage.layers if block_fp8 else 0,
+        "block-fp8": every if block_fp8 else 0,
         "unpacked": moe if "unpacked" in kinds else 0, "replicas": moe if replicas > 1 else 0,
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from linkwise.core.errors import InputError
 from linkwise.core.units import parse_time
 from linkwise.plan.engine_of import engine_of
+from linkwise.plan.explain import subject
 from linkwise.plan.interval import times_label, trust
 from linkwise.plan.trust import Trust
 from linkwise.plan.types import Plan
@@ -92,13 +93,14 @@ def _trust(found: Summary, plan: Plan, prefill: Plan | None, load: Requests, at_
     if found.tpot is None or found.ttft is None:
         return None
     isl, osl = max(1, round(float(load.input_tokens.mean()))), max(1, round(float(load.output_tokens.mean())))
-    of = [
-        trust(
-            found.tpot.mean, found.ttft.mean, one.model, one.cluster, engine_of(one),
-            replace(one.workload, isl_tokens=isl, osl_tokens=osl), at_once,
-        )
-        for one in (prefill or plan, plan)
-    ]  # fmt: skip
+    of = []
+    for one in (prefill or plan, plan):
+        about = subject(one)
+        about = about._replace(
+            workload=replace(about.workload, isl_tokens=isl, osl_tokens=osl), batch=max(1, round(at_once)),
+            at_hand=max(1.0, at_once),
+        )  # fmt: skip
+        of.append(trust(found.tpot.mean, found.ttft.mean, about, at_once))
     why = tuple(dict.fromkeys(of[0].extrapolated + of[1].extrapolated))
     if prefill is not None:
         why = ("pools of their own: fitted on groups that serve both phases", *why)

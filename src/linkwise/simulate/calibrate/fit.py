@@ -16,14 +16,13 @@ from linkwise.core.errors import InputError
 from linkwise.engine.step_constants import OVERHEADS, StepConstants
 from linkwise.engine.versions import version_key
 from linkwise.plan.step_work import Work
-from linkwise.simulate.calibrate import split
+from linkwise.simulate.calibrate import split, untold
 from linkwise.simulate.calibrate.case import Case
-from linkwise.simulate.calibrate.priors import FIXED, PRIORS, TPOT_SIGMA, TTFT_SIGMA, VERSION_SPREAD
+from linkwise.simulate.calibrate.priors import FIXED, NAMES, PRIORS, TPOT_SIGMA, TTFT_SIGMA, VERSION_SPREAD
 from linkwise.simulate.calibrate.steps import Steps, run_of
 from linkwise.simulate.calibrate.work import Runs, means, together, unpacks, work_of_steps
 from linkwise.simulate.tables import Floats
 
-NAMES = tuple(PRIORS)
 _STEP = 1e-4  # of a logarithm, for derivatives
 _LONGEST = 1.0  # a move of a logarithm in one step
 
@@ -84,11 +83,13 @@ class Group(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """at: the parameters. errors: standard errors of the logarithms of each engine's constants, and of its factor."""
+    """at: the parameters. errors: standard errors of the logarithms of each engine's constants, and of its factor.
+    untold: of each engine the constants none of its rows tells of, with the engines whose rows do (untold.py)."""
 
     space: Space
     at: Floats
     errors: dict[str, Floats]
+    untold: dict[str, dict[str, tuple[str, ...]]]
 
     def constants(self, engine: str, *, newer: bool) -> StepConstants:
         return constants(self.space, self.at, engine, newer=newer)
@@ -240,22 +241,6 @@ def _slopes(groups: Sequence[Group], space: Space, at: Floats, number: int) -> F
     return found
 
 
-def errors(space: Space, curvature: Floats) -> dict[str, Floats]:
-    """Standard errors of the logarithms of each engine's constants, its factor last."""
-    covariance, k = np.linalg.inv(curvature), len(NAMES)
-    if not space.own:
-        return {name: np.append(np.sqrt(np.diag(covariance)[:k]), 0.0) for name in space.engines}
-    found = {}
-    for number, name in enumerate(space.engines):
-        first, last = k * (1 + number), k * (1 + len(space.engines)) + number
-        pick = np.zeros((k + 1, len(curvature)))
-        pick[np.arange(k), np.arange(k)] = 1
-        pick[np.arange(k), first + np.arange(k)] = 1
-        pick[k, last] = 1
-        found[name] = np.sqrt(np.einsum("ij,jk,ik->i", pick, covariance, pick))
-    return found
-
-
 def fit(
     cases: Sequence[Case], space: Space, *, rounds: int = 4, start: Floats | None = None, doubt: Floats | None = None,
     told: Callable[[int, int], None] | None = None,
@@ -270,4 +255,16 @@ def fit(
         at, curvature = descend(grouped(steps, space), truth, space, at, doubt=doubt)
         if float(np.abs(at - before).max()) < 0.01:
             break
-    return Fitted(space, at, errors(space, curvature))
+    return finished(space, at, curvature)
+
+
+def finished(space: Space, at: Floats, curvature: Floats) -> Fitted:
+    """Of what `descend` found: with what is taken for constants that no row of an engine tells of."""
+    if space.own:
+        found = untold.taken(space.engines, space.centre, space.spread, at, curvature)
+        return Fitted(space, found.at, found.errors, found.untold)
+    k = len(NAMES)
+    errors = np.append(np.sqrt(np.diag(np.linalg.inv(curvature))[:k]), 0.0)
+    silent = (np.diag(curvature)[:k] * space.spread**2 - 1) < untold.NOTHING
+    names: dict[str, tuple[str, ...]] = {name: () for name, none in zip(NAMES, silent, strict=True) if none}
+    return Fitted(space, at, dict.fromkeys(space.engines, errors), dict.fromkeys(space.engines, names))

@@ -16,8 +16,8 @@ from linkwise.engine.step_constants import (
 from linkwise.engine.versions import version_key
 from linkwise.plan.interval import quantisation_of
 from linkwise.simulate.calibrate.case import Case
-from linkwise.simulate.calibrate.fit import NAMES, Fitted
-from linkwise.simulate.calibrate.priors import FIXED, unit_of
+from linkwise.simulate.calibrate.fit import Fitted
+from linkwise.simulate.calibrate.priors import FIXED, NAMES, unit_of
 from linkwise.simulate.tables import Floats
 
 SET = "set, not fitted: the norm in which reading and computing add up; reading a cache and attending to it add up"
@@ -35,12 +35,14 @@ def calibration_of(
     errors = fitted.errors[engine]
     older = fitted.constants(engine, newer=False)
     why = f"fitted to {len(cases)} rows"
+    untold = fitted.untold[engine]
     constants = {
         name: Constant(
             value=_rounded(getattr(older, name)),
             unit=unit_of(name),
-            source=why,
+            source=_not_fitted(name, engine, untold[name]) if name in untold else why,
             error=_rounded(float(errors[place]), 2),
+            assumed=name in untold,
         )
         for place, name in enumerate(NAMES)
     }
@@ -54,6 +56,12 @@ def calibration_of(
         engine=engine, label=label, made=made, source=source, constants=constants, range=range_of(cases),
         spreads=spreads, versions=versions, notes=notes,
     )  # fmt: skip
+
+
+def _not_fitted(name: str, engine: str, others: Sequence[str]) -> str:
+    before = "a count of kernels" if unit_of(name) == "us" else "what published kernels do"
+    also = f", drawn towards what rows of {' and '.join(others)} say" if others else ""
+    return f"not fitted, no row of {engine} tells of it: {before}{also}"
 
 
 def range_of(cases: Sequence[Case]) -> Range:

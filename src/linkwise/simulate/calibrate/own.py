@@ -18,7 +18,6 @@ from linkwise.engine.step_constants import Constant, Range, Spreads, StepCalibra
 from linkwise.engine.versions import version_key
 from linkwise.simulate.calibrate.case import Case
 from linkwise.simulate.calibrate.fit import (
-    NAMES,
     Fitted,
     Parts,
     Space,
@@ -30,13 +29,14 @@ from linkwise.simulate.calibrate.fit import (
     simulated,
 )
 from linkwise.simulate.calibrate.made import calibration_of, range_of, spread_of
-from linkwise.simulate.calibrate.priors import PRIORS, TPOT_SIGMA, TTFT_SIGMA, unit_of
+from linkwise.simulate.calibrate.priors import NAMES, PRIORS, TPOT_SIGMA, TTFT_SIGMA, unit_of
 from linkwise.simulate.calibrate.split import DOUBT
 from linkwise.simulate.tables import Floats
 from linkwise.workload.results import LeftOut
 
 _CLOSE, _WIDE = 0.1, 0.5  # how far one deployment's constants lie from those of all, as logarithms
 _FOLDS = 10
+_HALF = 0.5  # of what was open about a constant: one that no row told of before stays assumed until rows decide it
 ENOUGH = 8  # rows from which on an error of rows left out means something
 Verdict = Literal["better", "worse", "undecided"]
 
@@ -142,6 +142,9 @@ def _space(engine: str, base: StepCalibration | None) -> Space:
             if name in known and 0 < known[name].value < math.inf:
                 centre[place] = np.log(known[name].value)
         spread = np.clip(spread / 2, _CLOSE, _WIDE)
+        for place, name in enumerate(NAMES):
+            if name in known and known[name].assumed:
+                spread[place] = max(spread[place], known[name].error or 0.0)
         for version in base.versions[-1:]:
             since[engine], factors[engine] = (version.since, version.capability), version.overheads
     return Space((engine,), since, centre, spread, factors)
@@ -185,10 +188,21 @@ def _moved(fitted: Fitted, engine: str) -> tuple[Moved, ...]:
         Moved(
             name=name, before=float(np.exp(before[i])), after=float(np.exp(logs[i])), unit=unit_of(name),
             error=float(fitted.errors[engine][i]),
-            determined=float(max(0.0, 1 - (fitted.errors[engine][i] / fitted.space.spread[i]) ** 2)),
+            determined=_determined(fitted, engine, name),
         )
         for i, name in enumerate(NAMES)
     )  # fmt: skip
+
+
+def _determined(fitted: Fitted, engine: str, name: str) -> float:
+    """Share of what was open about a constant that the rows decide."""
+    place = NAMES.index(name)
+    return float(max(0.0, 1 - (fitted.errors[engine][place] / fitted.space.spread[place]) ** 2))
+
+
+def _stays_assumed(fitted: Fitted, engine: str, name: str, base: StepCalibration) -> bool:
+    assumed = name in base.constants and base.constants[name].assumed
+    return assumed and _determined(fitted, engine, name) < _HALF
 
 
 def _file(
@@ -212,9 +226,13 @@ def _file(
     )
     if base is None:
         return replace(made, versions=())
-    kept = {
-        name: replace(one, source=f"{one.source}; before: {base.label}") for name, one in made.constants.items()
-    } | {name: one for name, one in base.constants.items() if name not in made.constants}
+    kept = base.constants | {
+        name: replace(
+            one, source=f"{one.source}; before: {base.label}", assumed=_stays_assumed(fitted, engine, name, base)
+        )
+        for name, one in made.constants.items()
+        if name not in base.constants or name not in fitted.untold[engine]
+    }  # fmt: skip
     inside = [case for case, fits in zip(cases, explained, strict=True) if fits]
     seen = _joined(base.range, range_of(inside)) if inside else base.range
     return replace(made, constants=_known(kept), versions=base.versions, range=seen)

@@ -58,11 +58,21 @@ PRIORS: dict[str, Prior] = {
     "request_each_us": Prior(500, 0.4, 0.1),
     "request_token_us": Prior(2, 0.5, 0.1),
 }
+NAMES = tuple(PRIORS)
+# How far constants of engines really lie apart, as logarithms, by kind: what is left between engines of the differences
+# that rows of two or more of them tell, beyond the rows' own errors (benchmarks/serving_apart.py, 2026-11-30).
+_APART = {"layer_us": 0.66, "efficiency": 0.47}
+_APART_ELSE = 0.53
 # Not fitted: the norm in which reading and computing of a part add up, and that a cache is read, then attended to.
 FIXED = {"sharpness": 2.5, "kv_sharpness": 1.0}
 VERSION_SPREAD = 0.3  # of the logarithm of what newer versions' overheads are times of older ones'
 UNITS = {"us": "us", "efficiency": "share", "share": "factor", "rows": "rows", "evenness": "", "sharpness": ""}
 TPOT_SIGMA, TTFT_SIGMA = 0.06, 0.15  # of log(measured / predicted) where the robust loss turns from square to linear
+
+
+def apart(name: str) -> float:
+    """Standard deviation of the logarithm of a constant between engines."""
+    return next((apart for kind, apart in _APART.items() if name.endswith(kind)), _APART_ELSE)
 
 
 def unit_of(name: str) -> str:
