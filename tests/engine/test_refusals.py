@@ -11,6 +11,7 @@ from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.engine import registry, rules
 from linkwise.engine.base import Options
+from linkwise.model.read import from_config
 
 
 def refusal(name, model, layout, version=None):
@@ -307,3 +308,18 @@ def test_what_our_runtime_does_not_run_is_refused_by_name(make, option):
     with pytest.raises(InputError, match=f"linkwise: {name} is {value}"):
         registry.get("linkwise").resolve(Options(**option), make(experts=64))
     assert registry.get("linkwise").resolve(Options(moe_exchange="all_to_all"), make(experts=64)).block_tokens == 16
+
+
+MAMBA = {
+    "model_type": "falcon_h1", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "intermediate_size": 512, "vocab_size": 1024, "mamba_d_ssm": 512, "mamba_n_heads": 16,
+    "mamba_d_state": 64, "max_position_embeddings": 2048, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "tp", "change"), [(2, 2, None), (2, 8, "tp 2"), (1, 8, None), (8, 8, None)])
+def test_groups_of_a_mamba_layer_divide_or_there_is_one(groups, tp, change):
+    model = from_config(MAMBA | {"mamba_n_groups": groups}, None, name="falcon", source="test")
+    found = refusal("vllm", model, Layout(tp=tp))
+    assert (found and found.change) == change
+    assert found is None or "2 heads or groups of recurrent layers" in found.reason

@@ -92,9 +92,10 @@ def test_granite_4_keeps_keys_in_four_layers_and_states_in_the_others() -> None:
     assert [layer.index for layer in model.layers if layer.mixer == "full"] == [5, 15, 25, 35]
     # Keys and values x 8 heads x 128.
     assert [s.per_token for layer in model.layers for s in layer.states if s.per_token] == [2 * 8 * 128] * 4
-    conv, recurrent = model.layers[0].states
-    # 8192 inner channels and B and C of one group, 128 each: their last three inputs.
-    assert (conv.per_request, conv.heads) == ((8192 + 2 * 128) * 3, 1)
+    x, b_and_c, recurrent = model.layers[0].states
+    # The last three inputs of 8192 channels that divide with 128 heads, and of B and C of the one group, 128 each.
+    assert (x.per_request, x.heads) == (8192 * 3, 128)
+    assert (b_and_c.per_request, b_and_c.heads) == (2 * 128 * 3, 1)
     assert (recurrent.per_request, recurrent.heads, recurrent.dtype) == (128 * 64 * 128, 128, "bfloat16")
     assert any("recurrent state" in note for note in model.notes)
     assert model.moe is not None
@@ -121,10 +122,10 @@ def test_granite_4_without_experts_is_dense() -> None:
 def test_each_layer_of_falcon_h1_has_both_mixers() -> None:
     model = read(FALCON_H1_34B)
     assert {layer.mixers for layer in model.layers} == {("full", "mamba")}
-    kv, conv, recurrent = model.layers[0].states
+    kv, x, b_and_c, recurrent = model.layers[0].states
     assert kv.per_token == 2 * 4 * 128
     # 4096 inner channels, B and C of two groups of 256.
-    assert conv.per_request == (4096 + 2 * 2 * 256) * 3
+    assert (x.per_request, b_and_c.per_request, b_and_c.heads) == (4096 * 3, 2 * 2 * 256 * 3, 2)
     assert recurrent.per_request == 32 * 128 * 256
     layer = model.layers[0]
     # Convolution 5120 channels x 4 taps x 2; recurrence 5 for each element of 32 states of 128 x 256; 20 heads attend.

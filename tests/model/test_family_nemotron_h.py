@@ -76,8 +76,10 @@ def test_a_latent_size_narrows_the_experts_and_what_is_sent_to_them() -> None:
 
 def test_states_and_flops() -> None:
     mamba, _, attention, _ = _read(mamba_ssm_cache_dtype="float32").layers
-    conv, recurrent = mamba.states
-    assert (conv.per_request, conv.dtype) == (96 * 3, "bfloat16")
+    x, b_and_c, recurrent = mamba.states
+    # 96 channels: 32 of 8 heads, and B and C of two groups of 16.
+    assert (x.per_request, x.heads, x.dtype) == (32 * 3, 8, "bfloat16")
+    assert (b_and_c.per_request, b_and_c.heads) == (64 * 3, 2)
     assert (recurrent.per_request, recurrent.dtype, recurrent.heads) == (8 * 4 * 16, "float32", 8)
     # Convolution 96·4·2; per state element decay 1, add dt·B·x 2, read 2.
     assert mamba.mixer_flops_per_token == 768 + 5 * 512

@@ -164,6 +164,25 @@ def heads(model: Model, layout: Layout) -> Refusal | None:
     return Refusal(reason=reason, ways=({"tp": lower(tp, fits)},))
 
 
+def recurrent_heads(model: Model, layout: Layout) -> Refusal | None:
+    """Heads of recurrent layers divide over tp, and so do Mamba's groups and a delta net's key heads; a single group is
+    on every rank.
+
+    Source: vLLM's mamba_mixer2.py ("must divide num heads", "then num_groups must equal 1") and mamba_utils.py, whose
+    state shapes are whole quotients.
+    """
+    kept = {s for layer in model.layers for s in layer.states if s.name in {"conv", "recurrent"}}
+
+    def refused(degree: int) -> list[int]:
+        return [s.heads for s in kept if s.heads % degree and (s.heads > 1 or s.name == "recurrent")]
+
+    found = refused(layout.tp)
+    if not found:
+        return None
+    reason = f"{min(found)} heads or groups of recurrent layers are not divisible by tp {layout.tp}"
+    return Refusal(reason=reason, ways=({"tp": lower(layout.tp, lambda d: not refused(d))},))
+
+
 def _divisor_of(extent: int) -> Callable[[int], bool]:
     return lambda d: extent % d == 0
 

@@ -82,6 +82,7 @@ class Vllm(FactEngine):
                 ways=({"sequence_sharded": 0},),
             )
         yield rules.heads(model, layout)
+        yield rules.recurrent_heads(model, layout)
         yield rules.divides(model, layout, self.convention, vocab_pad=self.defaults.vocab_pad)
         # Experts need not divide: a remainder is spread over the first ranks.
         yield rules.experts(model, layout, even=False)

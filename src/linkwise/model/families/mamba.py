@@ -100,9 +100,10 @@ class Mamba2(Part):
         site.linear("out_proj", "mamba.out", self.hidden, self.inner, Split.ROW, units=heads, bias=self.out_bias)
 
     def facts(self, layer: Layer) -> Layer:
-        # The convolution's B and C parts split by group; engines replicate groups beyond their number.
+        # The convolution's B and C divide by groups, which engines replicate beyond their number; x divides by heads.
         kept = (
-            states.conv_state(self.channels, self.kernel, heads=self.groups, dtype=self.dtype),
+            states.conv_state(self.inner, self.kernel, heads=self.heads, dtype=self.dtype),
+            states.conv_state(2 * self.groups * self.state, self.kernel, heads=self.groups, dtype=self.dtype),
             states.recurrent_state(self.heads, self.head_dim, self.state, dtype=self.state_dtype),
         )
         work = states.conv_flops(self.channels, self.kernel) + states.ssd_flops(self.heads, self.head_dim, self.state)
