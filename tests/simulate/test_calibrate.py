@@ -90,6 +90,22 @@ def test_a_few_rows_move_what_they_determine_and_leave_the_rest():
     assert moved["expert_efficiency"].determined < 0.01 < moved["hbm_efficiency"].determined
 
 
+def test_what_nobody_told_before_stays_as_open_until_rows_tell_of_it():
+    base = shipped("vllm")
+    assert base is not None
+    open_ = {"layer_us": replace(base.constants["layer_us"], assumed=True, error=0.6)}
+    assumed = replace(base, constants=base.constants | open_)
+    found = calibrate(measured_with(other_than(base)), assumed, source="made")
+    # Rows of a dense model say nothing of linear mixers, and all of a layer: with no close prior it is told alone.
+    assert found.calibration.constants["prompt_linear_layer_us"] == base.constants["prompt_linear_layer_us"]
+    assert base.constants["prompt_linear_layer_us"].assumed
+    layer = found.calibration.constants["layer_us"]
+    assert not layer.assumed
+    assert layer.error < 0.3
+    assert layer.value > 1.2 * base.constants["layer_us"].value  # 1.4 times it made the rows
+    assert all(not one.assumed for name, one in found.calibration.constants.items() if not base.constants[name].assumed)
+
+
 def test_weights_times_durations_are_the_simulated_means():
     cases = [case(512, 100, 8), case(1024, 32, 3, 2, "fixed")]
     space = pooled(["vllm"], {})
