@@ -76,6 +76,8 @@ def test_every_setting_is_used() -> None:
         "skew": 2.0,
         "sequence_sharded": True,
         "eager": True,
+        "dense_whole": True,
+        "head_over_tp": True,
     }
     plain = (settings.degrees({}), settings.options({}), settings.workload({}))
     for name in settings.Settings.__annotations__:
