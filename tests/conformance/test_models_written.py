@@ -54,6 +54,7 @@ BY_ROLE = [
     "qwen3_moe",
     "qwen3_5",
     "qwen3_5_moe",
+    "llama4",
     "llama4_text",
     "gemma4_text",
     "mistral3",

@@ -72,6 +72,41 @@ QWEN_2_5_VL_7B: dict[str, Any] = {
     },
 }
 
+LLAMA_4_SCOUT: dict[str, Any] = {
+    "model_type": "llama4",
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "model_type": "llama4_text",
+        "vocab_size": 202_048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16_384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+        "attention_chunk_size": 8192,
+        "max_position_embeddings": 10_485_760,
+    },
+    "vision_config": {
+        "model_type": "llama4_vision_model",
+        "hidden_size": 1408,
+        "image_size": 336,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_channels": 3,
+        "num_hidden_layers": 34,
+        "patch_size": 14,
+        "pixel_shuffle_ratio": 0.5,
+        "projector_input_dim": 4096,
+        "projector_output_dim": 4096,
+        "vision_output_dim": 4096,
+    },
+}
+
 
 def read(config: dict[str, Any], **changes: Any) -> Model:
     return from_config(config | changes, None, name="test", source="test")
@@ -91,6 +126,17 @@ def test_gemma_3_27b() -> None:
     assert _named(model, "language_model.model.layers.61.self_attn.k_norm") == (128,)
     assert _named(model, "vision_tower.vision_model.embeddings.position_embedding") == (64 * 64, 1152)
     assert _named(model, "multi_modal_projector.mm_input_projection_weight") == (1152, 5376)
+
+
+def test_llama_4_scout() -> None:
+    model = read(LLAMA_4_SCOUT)
+    assert model.parameters / 1e9 == pytest.approx(108.64, abs=0.005)
+    tower = [t for t in model.tensors if t.role.startswith("vision")]
+    # 34 layers: attention 4·1408², feed-forward 2·1408·5632, biases 5·1408 + 5632, norms 4·1408. Around them: class
+    # and 577 positions, patches 1408·588, two norms, adapter 4096·5632 and 4096², projection 5120·4096.
+    layer = 4 * 1408**2 + 2 * 1408 * 5632 + 5 * 1408 + 5632 + 4 * 1408
+    around = 1408 * (1 + 577 + 588 + 4) + 4096 * 5632 + 4096**2 + 5120 * 4096
+    assert sum(t.parameters for t in tower) == 34 * layer + around
 
 
 def test_qwen_2_5_vl_7b() -> None:
@@ -113,7 +159,9 @@ def test_the_same_model_with_its_language_model_in_a_section() -> None:
     assert read(nested).tensors == read(QWEN_2_5_VL_7B).tensors
 
 
-@pytest.mark.parametrize("config", [GEMMA_3_27B, QWEN_2_5_VL_7B], ids=["gemma3", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    "config", [GEMMA_3_27B, QWEN_2_5_VL_7B, LLAMA_4_SCOUT], ids=lambda config: config["model_type"]
+)
 def test_what_is_not_known_of_a_tower_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(NotUnderstood, match="num_spirals"):
         read(config, vision_config=config["vision_config"] | {"num_spirals": 3})

@@ -183,11 +183,17 @@ def test_a_guessed_dtype_is_said() -> None:
     assert any("torch_dtype" in note for note in model.notes)
 
 
-def test_multimodal_names_and_an_uncounted_tower() -> None:
-    config = {"model_type": "llama4", "text_config": LLAMA | {"model_type": "llama"}, "vision_config": {"x": 1}}
+def test_multimodal_names() -> None:
+    config = {"model_type": "llama4", "text_config": LLAMA | {"model_type": "llama"}}
+    model = from_config(config, name="test", source="config.json")
+    assert model.tensors[0].name == "language_model.model.embed_tokens"
+
+
+def test_a_tower_that_is_not_known_is_said() -> None:
+    """A language model's family around a section of its own, with some tower."""
+    config = {"model_type": "llama", "text_config": LLAMA, "vision_config": {"x": 1}}
     model = from_config(config, name="test", source="config.json")
     assert any("vision tower is not counted" in note for note in model.notes)
-    assert model.tensors[0].name == "language_model.model.embed_tokens"
 
 
 @pytest.mark.parametrize(

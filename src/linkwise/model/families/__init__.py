@@ -119,7 +119,7 @@ WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
         "qwen2_vl": Wrapper("model.", "lm_head", "vision:qwen2_vl"),
         "qwen2_5_vl": Wrapper("model.", "lm_head", "vision:qwen2_5_vl"),
         "gemma3": Wrapper("language_model.model.", "language_model.lm_head", "vision:gemma3"),
-        "llama4": Wrapper("language_model.model.", "language_model.lm_head"),
+        "llama4": Wrapper("language_model.model.", "language_model.lm_head", "vision:llama4"),
         "mistral3": Wrapper("language_model.model.", "language_model.lm_head", "vision:mistral3"),
         "kimi_k25": Wrapper(
             "language_model.model.", "language_model.lm_head", "vision:kimi_k25", ("use_unified_vision_chunk",)

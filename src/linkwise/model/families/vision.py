@@ -153,6 +153,40 @@ def gemma3(config: Fields, draft: Draft) -> None:
     fields.refuse_leftovers()
 
 
+def llama4(config: Fields, draft: Draft) -> None:
+    """Llama 4: a ViT with LayerNorms and a class embedding, an adapter of shuffled patches, a projection."""
+    fields = _section(config)
+    hidden, inner = width(fields, "hidden_size"), width(fields, "intermediate_size")
+    between, adapted = width(fields, "projector_input_dim"), width(fields, "projector_output_dim")
+    patch = fields.integer("patch_size", least=1, most=1024)
+    channels = fields.integer("num_channels", default=3, least=1, most=1024)
+    side = fields.integer("image_size", least=patch, most=65_536) // patch
+    heads = fields.integer("num_attention_heads", least=1, most=MAX_HEADS)
+    tower = Site(draft, "vision_model")
+    draft.add("vision_model.class_embedding", "vision.embed", hidden)
+    draft.add("vision_model.positional_embedding_vlm", "vision.embed", side * side + 1, hidden)
+    column(tower, "patch_embedding.linear", hidden, channels * patch * patch, heads, role="vision", bias=False)
+    _norm(tower, "layernorm_pre", hidden)
+    for index in range(fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)):
+        block = tower.at(f"model.layers.{index}")
+        for part in ("q_proj", "k_proj", "v_proj"):
+            column(block, f"self_attn.{part}", hidden, hidden, heads, role="vision")
+        row(block, "self_attn.o_proj", hidden, hidden, heads, role="vision")
+        column(block, "mlp.fc1", inner, hidden, heads, role="vision")
+        row(block, "mlp.fc2", hidden, inner, heads, role="vision")
+        _norm(block, "input_layernorm", hidden)
+        _norm(block, "post_attention_layernorm", hidden)
+    _norm(tower, "layernorm_post", hidden)
+    # Shuffling moves pixel_shuffle_ratio of each side into the width that the adapter's first matrix takes.
+    column(tower, "vision_adapter.mlp.fc1", between, inner, heads, role="vision", bias=False)
+    row(tower, "vision_adapter.mlp.fc2", adapted, between, heads, role="vision", bias=False)
+    seen = width(fields, "vision_output_dim")
+    column(Site(draft, "multi_modal_projector"), "linear_1", draft.hidden, seen, heads, role="vision", bias=False)
+    exactly(fields, "multi_modal_projector_bias", False, default=False)
+    fields.ignore("pixel_shuffle_ratio", "projector_dropout")
+    fields.refuse_leftovers()
+
+
 def siglip(fields: Fields, draft: Draft, name: str) -> int:
     """SigLIP (arXiv 2303.15343): a ViT with LayerNorms and one position per patch, with a pooling head unless
     `vision_use_head` is false. Returns its width."""
