@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linkwise.core.chain import chain_of, show
-from linkwise.core.quantity import Quantity, ceil_div, floor, maximum, named, power, total, value_of, where
+from linkwise.core.quantity import Quantity, ceil_div, decay, floor, maximum, named, power, total, value_of, where
 
 given_ = Quantity.given
 
@@ -98,6 +98,8 @@ def test_a_figure_without_a_name_and_an_input_alone() -> None:
         (lambda a, b, c: total([a - b, c * 2]), "a - b + c * 2"),
         (lambda a, b, c: maximum(a, b + c), "max(a, b + c)"),
         (lambda a, b, c: floor(a / b), "floor(a / b)"),
+        (lambda a, b, c: c * decay(a / b), "c * exp(-(a / b))"),
+        (lambda a, b, c: decay(a), "exp(-a)"),
         (lambda a, b, c: where(a > b, a, b + c), "(a if a > b else b + c)"),
         (lambda a, b, c: -(a + b), "0 - (a + b)"),
     ],

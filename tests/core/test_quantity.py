@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from linkwise.core.quantity import (
     Quantity,
     ceil_div,
+    decay,
     floor,
     maximum,
     minimum,
@@ -178,3 +179,9 @@ def test_total_of_nothing_and_of_mixed() -> None:
 def test_plain_numbers_pass_through_named() -> None:
     assert named("x", 5, "B") == 5
     assert list(named("x", np.array([1, 2]))) == [1, 2]
+
+
+def test_decay_is_the_same_on_every_kind_of_number() -> None:
+    # e^-2 = 0.1353352832366127 (tables).
+    for found in (decay(2), decay(np.array([2.0]))[0], decay(Quantity.given("x", 2.0)).value):
+        assert found == pytest.approx(0.1353352832366127, rel=1e-15)

@@ -136,6 +136,8 @@ def _expression(node: Quantity, labels: _Labels | None) -> str:
         if q.op in {"ceil_div", "//"}:
             word = "ceil" if q.op == "ceil_div" else "floor"
             return f"{word}({operand(q.args[0], 2)} / {operand(q.args[1], 2, True)})"
+        if q.op == "decay":
+            return f"exp(-{operand(q.args[0], 9)})"
         if q.op not in _RANK:
             return f"{q.op}({', '.join(operand(a, 0) for a in q.args)})"
         rank = _RANK[q.op]

@@ -199,6 +199,15 @@ def power(a: Num, b: Num) -> Num:
     return float(a) ** b
 
 
+def decay(a: Num) -> Num:
+    """e to the power -a; elementwise on arrays."""
+    if isinstance(a, Quantity):
+        return Quantity(math.exp(-a.value), op="decay", args=(a,))
+    if np := _arrays(a):
+        return np.exp(-a)
+    return math.exp(-a)
+
+
 def pnorm(a: Num, b: Num, p: float) -> Num:
     """(a^p + b^p)^(1/p) of two numbers not below 0: the larger for p = inf, the sum for p = 1, else in between."""
     if p == math.inf:

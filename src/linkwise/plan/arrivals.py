@@ -8,12 +8,9 @@ replica whose round just began, several at once. How even that is was chosen by 
 (benchmarks/search_speed.py); with one stage, all of this is Poisson.
 """
 
-import math
-
-from linkwise.core.quantity import Num, maximum, minimum, power
+from linkwise.core.quantity import Num, decay, maximum, minimum
 
 MOST_STAGES = 2.5  # of any number of replicas
-CROWD = 4  # power of the requests that come in a round held up, by which evenness is lost
 NONE = 1e-12
 
 
@@ -21,15 +18,17 @@ def stages(alike: Num, crowd: Num) -> Num:
     """Stages of the times between arrivals. alike: replicas; crowd: requests that come in a round held up."""
     if isinstance(alike, int) and alike == 1:
         return 1
-    return 1 + (minimum(alike, MOST_STAGES) - 1) / power(maximum(1, crowd), CROWD)
+    crowd = maximum(1, crowd)
+    crowd = crowd * crowd
+    return 1 + (minimum(alike, MOST_STAGES) - 1) / (crowd * crowd)
 
 
 def none(expected: Num, k: Num) -> Num:
     """Chance that nobody comes in a time in which so many are expected, from any moment on."""
     if _poisson(k):
-        return power(1 / math.e, expected)
+        return decay(expected)
     steps = expected * k
-    return power(1 / math.e, steps) * (1 + (1 - 1 / k) * steps + maximum(0, 1 - 2 / k) * steps * steps / 2)
+    return decay(steps) * (1 + (1 - 1 / k) * steps + maximum(0, 1 - 2 / k) * steps * steps / 2)
 
 
 def after(expected: Num, k: Num) -> Num:
@@ -40,7 +39,7 @@ def after(expected: Num, k: Num) -> Num:
     if _poisson(k):
         return expected
     less = _less(k)
-    return expected - less * (1 - power(1 / math.e, expected / maximum(NONE, less)))
+    return expected - less * (1 - decay(expected / maximum(NONE, less)))
 
 
 def beside(expected: Num, k: Num) -> Num:
@@ -48,7 +47,7 @@ def beside(expected: Num, k: Num) -> Num:
     if _poisson(k):
         return expected
     less = _less(k)
-    gone = 1 - power(1 / math.e, expected / maximum(NONE, less))
+    gone = 1 - decay(expected / maximum(NONE, less))
     return maximum(0, expected - 2 * less + 2 * less * less / maximum(NONE, expected) * gone)
 
 
@@ -60,7 +59,7 @@ def queues(load: Num, k: Num) -> Num:
     if _poisson(k):
         return 1
     even = 1 / k
-    return even * power(1 / math.e, 2 * (1 - load) / (3 * maximum(NONE, load)) * (1 - even) * (1 - even) / even)
+    return even * decay(2 * (1 - load) / (3 * maximum(NONE, load)) * (1 - even) * (1 - even) / even)
 
 
 def _less(k: Num) -> Num:

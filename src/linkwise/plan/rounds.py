@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from linkwise.core.quantity import Given, Num, maximum, minimum, named, plain, power, value_of
+from linkwise.core.quantity import Given, Num, decay, maximum, minimum, named, plain, power, value_of
 from linkwise.plan import arrivals
 from linkwise.plan.arrivals import NONE
 
@@ -111,7 +111,7 @@ def settle(length: Lengths, load: Load, given: Given) -> Settled:
     """Times of a request where `load.batch` are at hand and one comes for each that is done."""
     plain_length, plain_load = Lengths(*map(value_of, length)), Load(*map(value_of, load))
     coming = plain_load.others * plain_load.chunks / (plain_load.chunks + 0.5 + plain_load.tokens)
-    mean = plain_length.calm + (plain_length.held - plain_length.calm) * (1 - power(1 / math.e, coming))
+    mean = plain_length.calm + (plain_length.held - plain_length.calm) * (1 - decay(coming))
     state = State(coming, mean, 0.0, plain_load.others, 1.0)
     for _ in range(TURNS):
         new = _turn(plain_length, plain_load, state)[0]
@@ -287,7 +287,7 @@ def _first(length: Lengths, load: Load, pace: Pace, beside: Num, coming: Num) ->
     if load.ahead:
         further = (1 - 1 / pace.steps) * (share * busy / mean - share) * (busy - pace.calm)
         start = start / load.flight + named("round_after", pace.mean + further, "s", "the one after it")
-    working = named("working", 1 - power(1 / math.e, load.others), "", "chance that the replica is not idle")
+    working = named("working", 1 - decay(load.others), "", "chance that the replica is not idle")
     wait = named("wait", working * start, "s", "until it is in a step")
     full = coming / (load.lanes * load.flight) / length.room * length.full / pace.mean
     filled = named("prompt_load", minimum(full, MAX_PROMPT_LOAD), "", "of the room for prompts")
