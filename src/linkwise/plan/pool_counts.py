@@ -129,14 +129,15 @@ def queued(alone: float, load: Num, groups: Num) -> Floats:
     alone: seconds of a prompt from start to end, also where stages or attention replicas work on several: a replica
     has a queue of its own, and steps of unlike length hold each other up in a pipeline. One group: M/D/1.
     """
-    return load ** (np.sqrt(2 * (np.asarray(groups, float) + 1)) - 1) / (groups * (1 - load)) * alone / 2
+    wait: Floats = load ** (np.sqrt(2 * (np.asarray(groups, float) + 1)) - 1) / (groups * (1 - load)) * alone / 2
+    return wait
 
 
 def fullest(alone: float, slack: Floats, groups: Num) -> Floats:
     """The load at which prompts wait just so long; of one group slack / (alone / 2 + slack)."""
     count = np.asarray(groups, float)
     power, wanted = np.sqrt(2 * (count + 1)) - 1, np.log(2 * count * np.minimum(slack, 1e9) / alone)
-    load = 1 / (1 + np.exp(-wanted / power))  # where as many groups as one make a queue
+    load: Floats = 1 / (1 + np.exp(-wanted / power))  # exact for one group
     for _ in range(NEWTON):
         off = power * np.log(load) - np.log1p(-load) - wanted
         load = np.clip(load - off / (power / load + 1 / (1 - load)), load / 4, 1 - (1 - load) / 4)
