@@ -49,13 +49,14 @@ def hangs_on(about: Subject, calibration: StepCalibration) -> tuple[Hangs, ...]:
     usual = about.engine.step_constants(about.cluster)
     first, found = _times(about, usual), []
     for name, error in assumed.items():
-        ends = [
-            _times(about, replace(usual, **{name: getattr(usual, name) * math.exp(sign * Z80 * error)}))
-            for sign in (1, -1)
-        ]
-        tpot, ttft = ([math.log(end[place] / first[place]) for end in ends] for place in (0, 1))
-        if any(tpot + ttft):
-            found.append(Hangs(name, error, _ends(tpot), _ends(ttft)))
+
+        def logs(sign: int, name: str = name, far: float = Z80 * error) -> tuple[float, float]:
+            times = _times(about, replace(usual, **{name: getattr(usual, name) * math.exp(sign * far)}))
+            return math.log(times[0] / first[0]), math.log(times[1] / first[1])
+
+        if any(more := logs(1)):  # a model without such layers moves not at all
+            tpot, ttft = ((min(0.0, *ends), max(0.0, *ends)) for ends in zip(more, logs(-1), strict=True))
+            found.append(Hangs(name, error, tpot, ttft))
     return tuple(found)
 
 
@@ -66,10 +67,6 @@ def wider(spread: Spread, moves: list[tuple[float, float]]) -> Spread:
         low=max(-10.0, spread.low + below - math.hypot(below, *(low for low, _ in moves))),
         high=min(10.0, spread.high - above + math.hypot(above, *(high for _, high in moves))),
     )
-
-
-def _ends(moves: list[float]) -> tuple[float, float]:
-    return min(0.0, *moves), max(0.0, *moves)
 
 
 def _times(s: Subject, constants: StepConstants) -> tuple[float, float]:
