@@ -68,6 +68,7 @@ BY_ROLE = [
     "granitemoe",
     "granitemoeshared",
     "granitemoehybrid",
+    "jamba",
     "olmoe",
     "glm4_moe_lite",
     "phimoe",

@@ -1,4 +1,4 @@
-"""Granite 4, Falcon-H1 and Phi-3.5-MoE at released sizes: totals as the cards state them, states and FLOPs by hand.
+"""Granite 4, Falcon-H1, Jamba and Phi-3.5-MoE at released sizes: totals as cards state them, states and FLOPs by hand.
 
 They are compared with transformers in tests/conformance/test_models_written.py.
 """
@@ -75,13 +75,37 @@ PHI_3_5_MOE: dict[str, Any] = {
     "max_position_embeddings": 131_072,
 }
 
+JAMBA_MINI: dict[str, Any] = {
+    "model_type": "jamba",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65_536,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_dt_rank": 256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 262_144,
+}
+
 
 def read(config: dict[str, Any], **changes: Any) -> Model:
     return from_config(config | changes, None, name="test", source="test")
 
 
 @pytest.mark.parametrize(
-    ("config", "billions"), [(GRANITE_4_H_SMALL, 32.21), (FALCON_H1_34B, 33.64), (PHI_3_5_MOE, 41.87)]
+    ("config", "billions"),
+    [(GRANITE_4_H_SMALL, 32.21), (FALCON_H1_34B, 33.64), (PHI_3_5_MOE, 41.87), (JAMBA_MINI, 51.57)],
 )
 def test_parameters(config: dict[str, Any], billions: float) -> None:
     assert read(config).parameters / 1e9 == pytest.approx(billions, abs=0.005)
@@ -133,6 +157,27 @@ def test_each_layer_of_falcon_h1_has_both_mixers() -> None:
     assert layer.context_flops(1000) == 2 * 20 * (128 + 128) * 1000
 
 
+def test_jamba_has_states_a_channel_and_attention_in_one_layer_of_eight() -> None:
+    model = read(JAMBA_MINI)
+    assert [layer.index for layer in model.layers if layer.mixer == "full"] == [4, 12, 20, 28]
+    assert [layer.ffn for layer in model.layers[:2]] == ["dense", "moe"]
+    conv, recurrent = model.layers[0].states
+    # 8192 channels: their last three inputs, and 16 elements of state each.
+    assert (conv.per_request, recurrent.per_request, recurrent.heads) == (8192 * 3, 8192 * 16, 8192)
+    # Convolution 8192 channels x 4 taps x 2; recurrence 5 for each element of the state.
+    assert model.layers[0].mixer_flops_per_token == 8192 * 4 * 2 + 5 * 8192 * 16
+    # in_proj 16384·4096, x_proj 288·8192, dt_proj 8192·256 + 8192, out_proj 4096·8192, A_log 8192·16, conv 8192·4 and
+    # 8192, D 8192, norms 256 + 16 + 16.
+    one = 16384 * 4096 + 288 * 8192 + 8192 * 257 + 4096 * 8192 + 8192 * (16 + 5 + 1) + 288
+    assert sum(t.parameters for t in model.tensors if t.role.startswith("mamba.")) == 28 * one
+
+
+def test_what_jamba_s_decay_is_stored_in_is_no_matter_of_quantisation() -> None:
+    own = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    by_role = {t.role: t.dtype for t in read(JAMBA_MINI, quantization_config=own).tensors}
+    assert (by_role["mamba.decay"], by_role["mamba.x"]) == ("bfloat16", "float8_e4m3")
+
+
 def test_phi_3_5_moe_has_biases_on_norms_attention_and_head() -> None:
     tensors = {t.name: t.shape for t in read(PHI_3_5_MOE).tensors}
     assert tensors["lm_head.bias"] == (32_064,)
@@ -148,6 +193,8 @@ def test_phi_3_5_moe_has_biases_on_norms_attention_and_head() -> None:
         (GRANITE_4_H_SMALL, {"layer_types": ["spiral"] * 40}),
         (GRANITE_4_H_SMALL, {"mamba_n_heads": 96}),
         (FALCON_H1_34B, {"mamba_use_mlp": False}),
+        (JAMBA_MINI, {"attn_layer_period": None}),
+        (JAMBA_MINI, {"sliding_window": 4096}),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(config: dict[str, Any], change: dict[str, Any]) -> None:

@@ -154,7 +154,7 @@ class Quantization:
         return self.base
 
 
-_NOT_LINEAR = frozenset(("embed", "router", "conv", "norm", "bias", "sinks", "eh_proj"))
+_NOT_LINEAR = frozenset(("embed", "router", "conv", "decay", "norm", "bias", "sinks", "eh_proj"))
 
 
 def is_linear(tensor: Tensor) -> bool:

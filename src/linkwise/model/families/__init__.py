@@ -74,6 +74,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "granitemoeshared": "granite:read_moe",
         "granitemoehybrid": "granite:read",
         "falcon_h1": "falcon_h1:read",
+        "jamba": "jamba:read",
         "kimi_k3": "kimi_linear:read",
         "kimi_linear": "kimi_linear:read",
         "gemma4": "gemma4:read",
