@@ -106,3 +106,18 @@ def test_a_group_whose_calls_take_longer_is_not_made_of_late_ranks():
         steps += [Step(f"d{rank}", dict.fromkeys(groups[f"d{rank}"], 0.1), 0.04) for rank in range(4)]
     found = diagnose(run(groups, steps, hosts={rank: f"node{rank // 4}" for rank in range(16)}))
     assert not {rank for one in found.findings for rank in one.original_fault.ranks}
+
+
+def test_a_rank_whose_host_waits_in_the_same_calls_is_named_though_clocks_are_loose():
+    # Rank 3 of node0 comes 150 ms late to calls of all eight, whose other members wait as its neighbours do: whatever
+    # node1 did, they would have waited for it as well. Orders bind the two clocks within some 150 ms.
+    groups = {"all": EIGHT, "t0": (0, 1, 2, 3), "t1": (4, 5, 6, 7)}
+    one = [Step("all", dict.fromkeys(EIGHT, 1.0), 0.1), Step("t0", {0: 1, 1: 1, 2: 1, 3: 151}, 0.1),
+           Step("t1", dict.fromkeys((4, 5, 6, 7), 1.0), 0.1)]  # fmt: skip
+    found = diagnose(looked(run(groups, one * 100, hosts=HOSTS, ahead_ms=dict.fromkeys((4, 5, 6, 7), 3200))))
+    assert [(one.class_, one.original_fault.ranks, one.decided) for one in found.findings] == [
+        ("late_rank", (3,), True)
+    ]
+    late = {row.rank: row.late_s for row in found.ranks}
+    assert late[3] == max(late.values())
+    assert sum(time for rank, time in late.items() if rank != 3) < 0.1 * late[3]

@@ -241,6 +241,10 @@ def test_times_of_looking_are_not_taken_for_starts(tmp_path: Path) -> None:
     assert not rank(tmp_path, *true).polled
     short = [looked(n, 100, time_discovered_completed_ns=T + 100 * ms + 40_000) for n in range(3)]
     assert not rank(tmp_path, *short).polled  # 40 us: a call of NVLink, and longer than between two queries of events
+    # Waited in for longer than from look to look, most calls' starts are noted a look before their ends.
+    waited = [looked(n, 100 * n, time_discovered_completed_ns=T + 100 * (n + 1) * ms) for n in range(18)]
+    assert not rank(tmp_path, *waited).polled
+    assert rank(tmp_path, *waited, looked(18, 1900), looked(19, 1900)).polled
     assert rank(tmp_path, *(looked(n, 100, retired=False) for n in range(3))).pace == ""
     with pytest.raises(InputError, match="duration_ms"):
         rank(tmp_path, looked(0, 100, duration_ms="long"))

@@ -86,10 +86,28 @@ def _between_clocks(case: Case) -> list[Finding]:
         if t is None or (trust == "written" and any(case.clocks.shift_ns.values())):
             continue
         late = [who for who in _late(case, t, open_=True) if charged_by_chance(t, who, peers_of(case, who)) < LIKELY]
-        found = [_perhaps(case, t, who, trust) for who in late[:1]] or list(_rotating(case, t))
+        found = [
+            _finding(case, t, who)
+            if trust == "host" and _waits_as_its_host(case, who)
+            else _perhaps(case, t, who, trust)
+            for who in late[:1]
+        ] or list(_rotating(case, t))
         if found:
             return found
     return []
+
+
+def _waits_as_its_host(case: Case, who: int) -> bool:
+    """Whether whatever a rank waits for on other clocks, all of its own clock that it meets wait for in the same calls,
+    so that it cannot be later than they are because of it."""
+    clock, rows = case.clocks.clock, case.joined.rows
+    used = set(np.unique(rows.group[rows.who == who]).tolist())
+    members = {group: set(case.joined.groups[group].known.values()) for group in used}
+    if any(case.joined.groups[group].missing for group in used):
+        return False
+    met = {place for places in members.values() for place in places if clock[place] == clock[who]} - {who}
+    across = [places for places in members.values() if any(clock[place] != clock[who] for place in places)]
+    return bool(met) and all(met <= places for places in across)
 
 
 def _perhaps(case: Case, t: Timing, who: int, trust: Trust) -> Finding:

@@ -15,7 +15,6 @@ import math
 import re
 from itertools import pairwise
 from operator import itemgetter
-from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from linkwise.core.errors import InputError
@@ -37,7 +36,8 @@ _FIELDS: dict[str, Any] = {
     "time_discovered_started_ns": 0, "time_discovered_completed_ns": 0, "retired": None, "is_p2p": None,
 }  # fmt: skip
 _EARLIER = {"collective_seq_id": "seq_id"}  # of the first versions
-LOOKED_NS = 20_000  # from start to end at most (median), where one look noted both: no call over a link is as short
+LOOKED_NS = 20_000  # from start to end at most, where one look noted both: no call over a link is as short
+AT_LEAST = 10  # one call of so many is noted so, also where most are waited in for longer than from look to look
 PAUSES = 3  # times the longest pause between two calls: a rank that enqueued none for so long does not go on
 FREQUENT_NS = 20_000_000  # between calls, on average: five of them between two looks of the watchdog
 RECENT_NS = 10 * 10**9  # a dump this soon after the last call was enqueued is no watchdog's, which waits for a minute
@@ -113,8 +113,8 @@ def seen(rows: Columns) -> Seen:
     """A call that is completed and not retired was found so by the dump itself, and so was a start without an end."""
     started, ended = rows["time_discovered_started_ns"], rows["time_discovered_completed_ns"]
     done = [n for n, word in enumerate(rows["state"]) if word == "completed" and ended[n]]
-    took = [ended[n] - started[n] for n in done if started[n]]
-    if not done or (took and median(took) >= LOOKED_NS):
+    took = sorted(ended[n] - started[n] for n in done if started[n])
+    if not done or (took and took[(len(took) - 1) // AT_LEAST] >= LOOKED_NS):
         return Seen(False, 0, "")
     retired = [ended[n] for n in done if rows["retired"][n] is True]
     fresh = [ended[n] for n in done if rows["retired"][n] is False]
