@@ -4,6 +4,7 @@ By hand: of 1,000 prompt tokens at a share of 0.6, 600 are found and 400 compute
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +20,14 @@ from linkwise.engine.base import Options
 from linkwise.model.read import load as model
 from linkwise.plan.fit import Case
 from linkwise.plan.frontier_types import Frontier, Offer
+from linkwise.simulate.calibrate.rows import Given, cases_of
+from linkwise.simulate.calibrate.steps import run_of
 from linkwise.simulate.finalists import simulated
 from linkwise.simulate.rules import Fault, Pool, Rules, Run
 from linkwise.simulate.run import simulate
 from linkwise.simulate.tables import constant
 from linkwise.workload.requests import Requests, requests
+from linkwise.workload.results import read
 from linkwise.workload.types import Targets, Workload
 
 PLAN = "plan llama-3.1-8b --on 8xh100-sxm --tp 1 --isl 6000 --osl 40 --rate 12/s --prefix-hit 0.6 -o p.json"
@@ -120,3 +124,17 @@ def test_names_of_a_trace_say_it_in_place_of_the_plan(linkwise: Shell) -> None:
     assert json.loads(named.out)["cached_tokens"] == 2 * 512  # the second and the third find the first's block
     assert "hash_ids say what is found cached, not the plan's 60%" in named.out
     assert json.loads(linkwise("simulate p.json --workload plain.csv --json").out)["cached_tokens"] == 3 * 600
+
+
+def test_a_measured_row_says_it(tmp_path: Path) -> None:
+    head = "engine,engine_version,model,gpu,tp,isl,osl,fixed_lengths,concurrency,ttft_ms,tpot_ms,cache_hit_rate"
+    row = "vllm,0.18,llama-3.1-8b,NVIDIA H100 SXM,1,8000,50,1,2,100,10"
+    (tmp_path / "rows.csv").write_text("\n".join([head, f"{row},0.75", f"{row},", f"{row},75"]))
+    found = read(str(tmp_path / "rows.csv"))
+    assert "cache_hit_rate: 75, expected 0 to 0.999" in found.left_out[0].reason
+    hit, none = cases_of(found.rows, Given()).cases
+    assert (hit.prefix_hit, none.prefix_hit) == (0.75, 0.0)
+    # 2,000 of 8,000 tokens are computed, so the prompt's part of both means is a fraction of the other's.
+    assert run_of(hit).ttft_s < 0.5 * run_of(none).ttft_s
+    prefilled = run_of(hit).carried
+    assert float(prefilled.fresh.max()) <= 2 * 2000 + 2

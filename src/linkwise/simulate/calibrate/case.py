@@ -43,6 +43,7 @@ class Case(NamedTuple):
     model). name: where it is from. rules: fields of simulate/rules.py its engine was told otherwise than its defaults.
     split: the groups that compute prompts, where served and rules are of those that only decode. version_said: whether
     anybody says which version of the engine ran; else it is the newest we know, which the run is no evidence of.
+    prefix_hit: share of each prompt that was found cached.
     """
 
     served: Served
@@ -59,6 +60,7 @@ class Case(NamedTuple):
     rules: Mapping[str, Any] = {}
     split: Split | None = None
     version_said: bool = True
+    prefix_hit: float = 0.0
 
     @property
     def load(self) -> Requests:
@@ -68,7 +70,7 @@ class Case(NamedTuple):
             for mean, stream in ((self.isl, 1), (self.osl, 2))
         )
         at = np.zeros(self.number) if self.users else times(Arrivals(rate_per_s=self.rate_per_s), self.number, 0)
-        return requests(at, inputs, outputs)
+        return requests(at, inputs, outputs)._replace(cached_share=self.prefix_hit)
 
 
 def serving(

@@ -87,6 +87,7 @@ def case_of(row: Row, given: Given) -> Case:
         served, *lengths, "fixed" if row.fixed_lengths else "uniform", users, rate,
         max(1, min(number, MOST_REQUESTS)), row.ttft_s or float("nan"), row.tpot_s or float("nan"), model.name,
         row.source, split=split, version_said=version_said,
+        prefix_hit=row.prefix_hit or 0.0,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def split_of(case: Case) -> Split:
 def rules_of(case: Case) -> tuple[Rules, Rules]:
     """How either side batches. A prompt holds no room for its answer where it is computed alone."""
     split = split_of(case)
-    prefill = replace(rules_for(split.served)[0], prefix_cache=False, reserve=0.0, **split.rules)
+    prefill = replace(rules_for(split.served)[0], prefix_cache=case.prefix_hit > 0, reserve=0.0, **split.rules)
     prefill = replace(prefill, front_s=prefill.front_s + split.handshake_s)
     decode = replace(
         rules_for(case.served)[0], prefix_cache=False, front_s=0.0, front_each_s=0.0, front_prompt_s=0.0, **case.rules

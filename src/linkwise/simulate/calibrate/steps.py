@@ -44,7 +44,7 @@ class Steps(NamedTuple):
 
 def rules_of(case: Case) -> Rules:
     """How its engine batched."""
-    return replace(rules_for(case.served)[0], prefix_cache=False, **case.rules)
+    return replace(rules_for(case.served)[0], prefix_cache=case.prefix_hit > 0, **case.rules)
 
 
 def run_of(case: Case, *, coarse: bool = True) -> Steps:

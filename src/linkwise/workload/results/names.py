@@ -27,6 +27,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "isl": ("isl", "input_tokens", "input_len", "input_length", "prompt_tokens"),
     "osl": ("osl", "output_tokens", "output_len", "output_length", "completion_tokens"),
     "fixed_lengths": ("fixed_lengths",),
+    "prefix_hit": ("prefix_hit", "prefix_cache_hit_rate", "cache_hit_rate"),
     "speculative": ("speculative", "mtp", "mtp_suspected"),
     "accepted": ("accepted", "accept_length", "acceptance_length", "spec_decode_acceptance_length"),
     "drafted": ("drafted", "num_speculative_tokens", "speculative_num_steps"),

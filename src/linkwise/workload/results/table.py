@@ -79,6 +79,7 @@ def rows(entry: Entry) -> Iterator[Row]:
     yield Row(
         model=entry.text(*name["model"]), isl=entry.tokens(*name["isl"]), osl=entry.tokens(*name["osl"]),
         fixed_lengths=entry.flag(*name["fixed_lengths"]), **names.drafting(entry),
+        prefix_hit=entry.number(*name["prefix_hit"], low=0.0, high=0.999),
         concurrency=concurrency, rate_per_s=rate, requests=entry.whole(*name["requests"]), ttft_s=ttft_s,
         tpot_s=tpot_s, statistic=statistic, source=f"{entry.where} ({said})" if said else entry.where,
         **_deployment(entry), **pools,

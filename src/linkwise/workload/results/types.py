@@ -30,8 +30,8 @@ class Row(Frozen, frozen=True, kw_only=True):
     average, the one it draws and the drafted ones that are kept; drafted: tokens drafted a step. concurrency: most
     requests in flight, in a closed loop or as a limit; rate_per_s: arrivals, None where all came at once. requests:
     that were completed. ttft_s: to the first token; tpot_s: mean time of a token after the first. statistic: what
-    ttft_s and tpot_s are of the requests. prefill, decode: pools of their own, in place of the degrees. source: file
-    and line, entry or field.
+    ttft_s and tpot_s are of the requests. prefill, decode: pools of their own, in place of the degrees.
+    prefix_hit: share of the prompts' tokens that was found in the prefix cache. source: file and line, entry or field.
     """
 
     engine: str | None = None
@@ -49,6 +49,7 @@ class Row(Frozen, frozen=True, kw_only=True):
     isl: float | None = None
     osl: float | None = None
     fixed_lengths: bool | None = None
+    prefix_hit: float | None = None
     speculative: bool | None = None
     accepted: float | None = None
     drafted: float | None = None
