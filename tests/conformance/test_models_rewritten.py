@@ -31,6 +31,8 @@ def test_a_rewritten_config_is_the_same_model(path: Path) -> None:
         section.pop("quantization_config", None)
         section.pop("auto_map", None)
     written = json.loads(transformers.AutoConfig.for_model(**config).to_json_string(use_diff=True))
+    if "vision_config" not in config:
+        written.pop("vision_config", None)  # a default tower beside an abbreviated config of the language model
     ours, again = (from_config(c, None, name="model", source="test") for c in (config, written))
     assert again.tensors == ours.tensors
     assert again.layers == ours.layers
