@@ -82,8 +82,8 @@ def watch(
     ] = False,
 ) -> int:
     """Report faults while they happen. Ends with --for or Ctrl-C: 1 when there was one, else 0, or 2 where --ras
-    never answered."""
-    from linkwise import cli_base
+    never answered or nothing was there to watch."""
+    from linkwise import cli_base, streams
     from linkwise.core.errors import InputError
     from linkwise.core.units import parse_time
     from linkwise.diagnose.watch import Watch
@@ -98,7 +98,18 @@ def watch(
         for change in _changes(watcher, turn_s, end):
             found = True
             _changed(change, json=json)
-    return 1 if found else 2 if ras and not watcher.answered else 0
+    if not found and not watcher.watched and not watcher.silent:
+        streams.say(f"watch: nothing was watched: {_nothing(watcher)}")
+    return 1 if found else 2 if not watcher.watched or (ras and not watcher.answered) else 0
+
+
+def _nothing(watcher: "Watch") -> str:
+    """Why there is nothing to watch, and what there could be."""
+    bad = f" ({watcher.last.unusable[0].path}: {watcher.last.unusable[0].reason})" if watcher.last.unusable else ""
+    return (
+        f"{watcher.folder} has no record that a rank writes now{bad}; expected the folder of linkwise serve --trace."
+        " Dumps and logs are for linkwise diagnose"
+    )
 
 
 def _changes(watcher: "Watch", turn_s: float, end: float) -> "Iterator[Change]":

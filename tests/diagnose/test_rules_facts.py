@@ -228,6 +228,11 @@ class TestDevices:
         # On the host of the broken device it may follow from that.
         assert len(found(devices, lost, program._replace(host="b"))) == 1
 
+    def test_memory_errors_are_counted_in_words(self) -> None:
+        labels = {"severity": "hardware", "scope": "volatile", "memory": "dram"}
+        ecc = fact("device", "ecc.uncorrected", 3, labels, device="0000:2b:00")
+        assert "3 uncorrectable memory errors in DRAM" in one(devices, ecc).summary
+
     def test_by_the_process_on_it(self) -> None:
         xid = fact("device", "xid.95", 1, {"severity": "hardware"}, host="a", device="0000:41:00")
         process = fact("place", "process", labels={"pid": "77"}, host="a", device="0000:41:00")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from linkwise.cli import main
 from linkwise.core.errors import InputError
 from linkwise.diagnose.watch import STALE_S, Watch
 from linkwise.trace.events import Anchor, Head
@@ -109,3 +110,23 @@ def test_of_a_ras_service_two_reports_decide(tmp_path: Path, monkeypatch, second
     watch.turn()
     named = [one.original_fault.ranks for one in watch.last.findings if one.decided]
     assert named == ([(2,)] if decided else [])
+
+
+def test_where_nothing_is_written_nothing_was_watched(tmp_path: Path, capsys) -> None:
+    # A dump of a hang, a log, a record that is no whole one yet: none is what a rank writes now.
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x02}.")
+    (tmp_path / "vllm.log").write_text("INFO 11-30 10:00:01 started\n")
+    assert main(["watch", str(tmp_path), "--for", "10ms"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "nothing was watched" in said.err
+    assert "linkwise diagnose" in said.err
+    (tmp_path / "u.rank0.x.trace.jsonl").write_text("no record\n")
+    assert main(["watch", str(tmp_path), "--for", "10ms"]) == 2
+    assert "u.rank0.x.trace.jsonl: " in capsys.readouterr().err
+
+
+def test_a_record_that_is_written_and_well_is_0(tmp_path: Path, capsys) -> None:
+    play(writers(tmp_path), 10, 0, 0)
+    assert main(["watch", str(tmp_path), "--for", "10ms"]) == 0
+    assert capsys.readouterr().err == ""

@@ -52,6 +52,7 @@ class Watch:
         self._asked, self._heard = -RAS_S, Evidence()
         self.silent = ""  # why the RAS service does not answer now; "" = it does, or was not asked
         self.answered = False  # whether it ever did
+        self.watched = False  # whether any rank was ever looked at, by its record or by the service
         self.last = Findings()
 
     def turn(self) -> list[Change]:
@@ -80,6 +81,7 @@ class Watch:
             except InputError as error:
                 bad.append((str(path), str(error)))
         heard = self._ras()
+        self.watched = self.watched or bool(ranks) or self.answered
         return Evidence(
             trace=Trace(ranks=tuple(ranks) + heard.trace.ranks),
             facts=tuple(fact for fact in facts if fact.unix_ns >= self._began_ns) + heard.facts,

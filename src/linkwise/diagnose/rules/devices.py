@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from linkwise.core.units import counted
 from linkwise.diagnose.case import Case, ranks_text
 from linkwise.diagnose.places import Places, lines, said
 from linkwise.diagnose.types import Cause, Class, Fault, Finding
@@ -135,7 +136,10 @@ _NAMES = {
     "nic_cable": "cable unplugged or faulty", "nic_health": "its firmware is not well",
     "nic_power": "too little power from its slot", "gpu_lost": "fallen off the bus",
     "gpu_init_failed": "the driver cannot start it", "pcie.recovery_failed": "its PCIe link could not be recovered",
-    "mce.fatal": "a machine check that stopped it",
+    "mce.fatal": "a machine check that stopped it", "host_memory.uncorrected": "uncorrected memory error of the host",
+    "ecc.remap_failed": "a row of its memory could not be remapped", "ecc.unrepairable": "memory beyond repair",
+    "fabric.error": "the fabric manager reports an error", "iommu_fault": "it touched memory that it may not (IOMMU)",
+    "amdgpu.reset": "the driver resets it", "amdgpu.ring_timeout": "its command ring does not go on",
 }  # fmt: skip
 
 
@@ -143,12 +147,19 @@ def _words(fact: Fact) -> str:
     meaning = fact.label("meaning")
     if fact.name in _NAMES:
         return _NAMES[fact.name]
+    if fact.name == "ecc.uncorrected":
+        return f"{counted(round(fact.value) or 1, 'uncorrectable memory error')}{_in(fact.label('memory'))}"
     if fact.name == "pcie.aer.uncorrected":
         return f"uncorrected PCIe error{', fatal' if fact.label('fatal') else ''}"
     if fact.name.startswith(("mce", "host_memory", "pcie.")) and meaning:
         return meaning
     name = fact.name.replace("xid.", "Xid ").replace("sxid.", "SXid ")
     return f"{name} ({meaning})" if meaning else name
+
+
+def _in(memory: str) -> str:
+    """Which memory, as nvidia-smi has it: dram, sram; total is all of it."""
+    return f" in {memory.upper()}" if memory not in {"", "total"} else ""
 
 
 def _slow(places: Places, host: str, device: str, slowed: list[Fact]) -> Finding:
