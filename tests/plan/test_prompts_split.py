@@ -87,6 +87,13 @@ def test_the_switch_is_printed_and_asked_for() -> None:
         SGLANG.parse(line[1:])
 
 
+def test_split_decode_caches_are_said_to_depend_on_the_version() -> None:
+    # Errors of its releases: "only supported on the AMD HIP platform", later "or CUDA platform".
+    deepseek = model("deepseek-v3")
+    assert any("--dcp-size on AMD devices alone" in one for one in SGLANG.warnings(deepseek, Layout(tp=8, dcp=8)))
+    assert not SGLANG.warnings(deepseek, Layout(tp=8))
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

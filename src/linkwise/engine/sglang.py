@@ -120,6 +120,8 @@ class Sglang(FactEngine):
                 "cp splits prompts alone: each of its ranks keeps the whole KV cache and makes every decode step."
                 " SGLang after 0.5.10 spells the switch --enable-prefill-cp --cp-strategy zigzag"
             )
+        if layout.dcp > 1:
+            found.append("versions of SGLang take --dcp-size on AMD devices alone, or on NVIDIA's too: try yours")
         return tuple(found)
 
     def stage_layers(self, layers: int, pp: int) -> tuple[int, ...]:
