@@ -62,3 +62,17 @@ def test_more_layers_are_more_work():
     assert verdict(stages([[8.0] * STEPS, [8.0] * STEPS])) == []
     uneven = stages([[4.0] * STEPS, [12.0] * STEPS], layers=((0, 4), (4, 16)))
     assert verdict(uneven) == [("stage_imbalance", (1,))]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_of_a_record_that_ends_early_the_same_steps_are_compared(cut):
+    # Both take 40 ms for each of the first steps, and 8 ms later on; one record ends with the first ones.
+    warm = [40.0 if number < 15 else 8.0 for number in range(STEPS)]
+    given = stages([warm, warm])
+    ranks = list(given.trace.ranks)
+    half = ranks[cut].calls.sequence < 15
+    ranks[cut] = msgspec.structs.replace(
+        ranks[cut], cut=True, calls=ranks[cut].calls.take(half), batches=ranks[cut].batches[:15]
+    )
+    trace = msgspec.structs.replace(given.trace, ranks=tuple(ranks))
+    assert verdict(msgspec.structs.replace(given, trace=trace)) == []

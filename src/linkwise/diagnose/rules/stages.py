@@ -34,14 +34,21 @@ class _Stage(NamedTuple):
 
 
 def _stages(case: Case, part: float = 1.0) -> list[_Stage]:
-    """The stages of the unit with most of them, where steps have ends. part: of the steps, the last ones."""
+    """Units' stages, where steps have ends, in the steps that all records of the unit reach over: one that ends early
+    tells of other steps than its peers' do. part: of the steps, the last ones."""
     found: dict[tuple[str, int], list[int]] = {}
     for place, one in enumerate(case.joined.ranks):
         if "pp" in one.head.shard:
             found.setdefault((one.head.unit, one.head.shard["pp"]), []).append(place)
     stages = []
-    for (_, _), places in sorted(found.items()):
-        times = [own_times(case.joined.ranks[place]).own_ns for place in places]
+    own_of = {place: own_times(case.joined.ranks[place]) for places in found.values() for place in places}
+    for (unit, _), places in sorted(found.items()):
+        steps = [own_of[place].step for (of, _), mine in found.items() if of == unit for place in mine]
+        every = [one for one in steps if len(one) >= LEAST]
+        if not every:
+            continue
+        first, last = max(int(one.min()) for one in every), min(int(one.max()) for one in every)
+        times = [own_of[place].own_ns[(own_of[place].step >= first) & (own_of[place].step <= last)] for place in places]
         times = [one[len(one) - round(part * len(one)) :] for one in times]
         if min(len(one) for one in times) < LEAST:
             continue
