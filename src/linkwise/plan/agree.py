@@ -76,7 +76,7 @@ def _settled(plan: Plan, memory: Ledger) -> Candidate | None:
     """Where the layout settles; None where a target is missed on the devices that the ranks lie on."""
     about = subject(plan)
     case = about.model, about.cluster, about.engine, about.options, about.workload
-    count = plan.chosen.replicas  # a program may ask for a plan with more of them
+    count = plan.chosen.replicas
     found = evaluate(*case, plan.layout, memory, count, about.places, exact=True)
     return found if isinstance(found, Candidate) else None
 
@@ -87,7 +87,8 @@ def _recomputed(plan: Plan) -> tuple[Resolved, Ledger, dict[str, Any]]:
     return (
         engine.resolve(plan.options, plan.model, plan.cluster.accelerator, plan.layout),
         ledger(plan.model, plan.cluster, engine, plan.layout, plan.options, plan.workload),
-        {path: value_of(value) for path, value in figures(subject(plan)).items()},
+        # Of as many replicas as the point is of: a program may ask for a plan with more of them.
+        {path: value_of(x) for path, x in figures(subject(plan)._replace(replicas=plan.chosen.replicas)).items()},
     )
 
 
