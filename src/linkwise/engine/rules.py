@@ -171,6 +171,8 @@ def recurrent_heads(model: Model, layout: Layout) -> Refusal | None:
     Source: vLLM's mamba_mixer2.py ("must divide num heads", "then num_groups must equal 1") and mamba_utils.py, whose
     state shapes are whole quotients.
     """
+    if layout.tp == 1:
+        return None
     kept = {s for layer in model.layers for s in layer.states if s.name in {"conv", "recurrent"}}
 
     def refused(degree: int) -> list[int]:
@@ -307,7 +309,9 @@ def context_shards(model: Model, layout: Layout) -> Refusal | None:
     dcp = layout.dcp
     if dcp == 1:
         return None
-    mixers = sorted({kind for la in model.layers for kind in la.mixers} - {"full", "mla", "sparse"})
+    # Asked of every layout of a search, hence no tuple for each layer.
+    kinds = {la.mixer for la in model.layers} | {la.beside for la in model.layers}
+    mixers = sorted(kinds - {"full", "mla", "sparse", "none", ""})
     if mixers:
         reason = f"dcp {dcp} with {', '.join(mixers)} layers: only full and MLA attention is known to work"
         return Refusal(reason=reason, ways=({"dcp": 1},))
