@@ -87,5 +87,6 @@ def test_a_plan_that_hangs_on_such_a_constant_agrees_with_itself():
     made = api.plan(
         "nemotron-3-nano-30b-a3b", "1xh200-sxm", engine="vllm", isl=1000, osl=200, concurrency=16, weights="fp8"
     )
-    agree(made, "plan")
+    for copies in (1, 3):  # a program may ask for a plan with more replicas
+        agree(replace(made, replicas=copies, rank_grid=made.rank_grid * copies), "plan")
     assert any("prompt_linear_layer_us" in why for why in made.trust.extrapolated)

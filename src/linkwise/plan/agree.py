@@ -65,7 +65,7 @@ def _timed(plan: Plan, where: str) -> None:
             _same(where, f"{step}.{name}", getattr(stored, name), getattr(now, name))
         for name in sorted(stored.parts.keys() | now.parts.keys()):
             _same(where, f"{step}.parts.{name}", stored.parts.get(name), now.parts.get(name))
-    sure = trust(point.tpot_s, point.ttft_s, about, point.batch)
+    sure = trust(point.tpot_s, point.ttft_s, about._replace(replicas=plan.chosen.replicas), point.batch)
     for name in ("tpot", "ttft"):
         own, known = getattr(plan.trust, name, None), getattr(sure, name)
         for end in ("low_s", "high_s"):
