@@ -122,3 +122,13 @@ def test_rows_that_prompts_run_ahead_of_wait_for_those_that_came_meanwhile():
     found = settle(single, load(at_hand, tokens=10, alone=True), plain)
     assert at_hand / found.stay == pytest.approx(rate, rel=0.03)
     assert 10 * found.round == pytest.approx(after, rel=0.05)
+
+
+def test_more_requests_at_hand_are_never_served_faster_a_token():
+    # Prompts of 200 tokens run before rows on four attention replicas that wait for each other, ten to a step.
+    batches = np.geomspace(1, 4000, 60)
+    lanes = lengths(
+        calm=0.012 + 3e-5 * batches, held=0.06 + 1e-5 * batches, full=0.15, prompt=0.06, row=3e-5, room=10.0
+    )
+    found = settle(lanes, load(batches, tokens=200, lanes=4, alone=True, ahead=True), plain)
+    assert (np.diff(found.round) > 0).all()

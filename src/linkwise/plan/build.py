@@ -166,8 +166,12 @@ def _idle(chosen: Candidate, workload: Workload) -> tuple[str, ...]:
 def _exactly(case: Case, one: Candidate, found: Found, replicas: int | None) -> Candidate:
     """The candidate at the batch that carries the rate; twelve batch sizes are enough to choose by."""
     memory = found.ledgers[found.candidates.index(one)]
-    closer = evaluate(*case, one.layout, memory, replicas or one.replicas, exact=True)
-    return closer if isinstance(closer, Candidate) else one
+    # What a replica holds depends on how many share the load: where fewer than the search took, one more may be needed.
+    for count in (replicas,) if replicas else (one.replicas, one.replicas + 1):
+        closer = evaluate(*case, one.layout, memory, count, exact=True)
+        if isinstance(closer, Candidate):
+            return closer
+    return one
 
 
 def _uneven(cluster: Cluster, replicas: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from linkwise.core.quantity import Given, Num, decay, maximum, minimum, named, plain, power, value_of
+from linkwise.core.quantity import Given, Num, decay, maximum, minimum, named, plain, power, value_of, where
 from linkwise.plan import arrivals
 from linkwise.plan.arrivals import NONE
 
@@ -28,6 +28,7 @@ from linkwise.plan.arrivals import NONE
 MAX_PROMPT_LOAD = 0.9
 MOST_BUSY = 0.99  # nearer to what leaves at most, requests wait longer than any figure says
 TURNS, KEPT = 8, 0.4  # a turn keeps so much of the one before it; loads up to 90 % settle within a percent
+MOST_KEPT = 0.95
 LEAST_SLACK = 0.05  # of a round that does not grow with its rows; with less there is no steady state
 
 
@@ -113,9 +114,13 @@ def settle(length: Lengths, load: Load, given: Given) -> Settled:
     coming = plain_load.others * plain_load.chunks / (plain_load.chunks + 0.5 + plain_load.tokens)
     mean = plain_length.calm + (plain_length.held - plain_length.calm) * (1 - decay(coming))
     state = State(coming, mean, 0.0, plain_load.others, 1.0)
+    before: tuple[Num, Num] | None = None
     for _ in range(TURNS):
         new = _turn(plain_length, plain_load, state)[0]
-        state = State(*(KEPT * a + (1 - KEPT) * b for a, b in zip(state, new, strict=True)))
+        kept = KEPT if before is None else _kept(*before, state.coming, new.coming)
+        before = state.coming, new.coming
+        mixed = (KEPT * a + (1 - KEPT) * b for a, b in zip(state, new, strict=True))
+        state = State(*mixed)._replace(coming=kept * state.coming + (1 - kept) * new.coming)
     words = (
         ("coming", "chunks", "of others in a round"), ("mean_round_before", "s", "all others"),
         ("beside_before", "s", "further chunks in a round held up"), ("rows_before", "requests", "that decode"),
@@ -124,6 +129,14 @@ def settle(length: Lengths, load: Load, given: Given) -> Settled:
     source = f"settled in {TURNS} turns of the chain below: "
     recorded = (given(name, value, unit, source + note) for (name, unit, note), value in zip(words, state, strict=True))
     return _turn(length, load, State(*recorded))[1]
+
+
+def _kept(was: Num, gave: Num, now: Num, gives: Num) -> Num:
+    """What a turn keeps of the chunks before it: more where they swing about what they settle at, by the slope seen of
+    the last two turns (Wegstein, Communications of the ACM 1, 1958)."""
+    moved = now - was
+    slope = where(abs(moved) > NONE * now, (gives - gave) / where(moved == 0, 1.0, moved), 0.0)
+    return minimum(MOST_KEPT, maximum(KEPT, slope / minimum(-NONE, slope - 1)))
 
 
 def settled(cases: Sequence[tuple[Lengths, Load]]) -> list[Settled]:
@@ -187,6 +200,12 @@ def waiting(at_hand: Num, spread: Num, rate: Num, seats: Num, most: Num, alike: 
     return named("seat", full * busy / (2 * (1 - busy)) / (rate * alike), "s", "until a seat is free")
 
 
+def _stages(load: Load, crowd: Num) -> Num:
+    """How even arrivals are. crowd: requests that come in a round held up."""
+    found = arrivals.stages(load.alike, crowd)
+    return named("evenness", found, "stages", "of the time between arrivals; 1: by chance, 2: in turn with another")
+
+
 def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace, Num, Num]:
     """How rounds with prompts follow each other, and two figures of the next state: beside and longer."""
     grown = maximum(-length.calm / 2, length.row * (state.rows - load.batch))
@@ -197,7 +216,7 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     prompts = named("prompts", coming / load.chunks / load.flight, "prompts", "of others, a start")
     # In a pipeline prompts that come evenly hold up more starts, each alone, and each of them for less: no difference.
     crowd = coming / load.chunks * (held + state.beside) / state.mean
-    even = arrivals.stages(load.alike, crowd) if load.flight == 1 else 1
+    even = _stages(load, crowd) if load.flight == 1 else 1
     quiet, long = (arrivals.none(prompts / state.mean * one, even) for one in (calm, held + state.beside))
     still = power(long, load.flight)
     run = named("run", (1 - still) / maximum(NONE, 1 - long), "starts", "behind a prompt, until the next or none")
@@ -232,7 +251,12 @@ def _pace(length: Lengths, load: Load, state: State, coming: Num) -> tuple[Pace,
     beside = named("beside", more * same + length.shared * (again - same), "s", "they add")
     mean = named("mean_round", calm + (held - calm + beside) * share, "s")
     # Where prompts run first, rows of the same batch draw nothing then.
-    waits = minimum(starts * minimum(1, (1 + again) / load.lanes), MAX_PROMPT_LOAD) if load.alone else 0
+    waits: Num = 0
+    if load.alone:
+        # Of several chunks, those on the same attention replica share its step where it has room; answers that began
+        # together end together, so that the next prompts come to one replica as well.
+        hit = (1 + again) / (load.lanes + again * (1 - 1 / length.room))
+        waits = minimum(starts * minimum(1, hit), MAX_PROMPT_LOAD)
     draws = named("draws", 1 - waits, "", "share of rounds in which a row draws a token")
     eta = named("eta", maximum(0, 1 - calm * draws / mean), "", "share of time that prompts take")
     return Pace(calm, held, mean, more, share, draws, eta, steps), beside, longer
@@ -264,7 +288,7 @@ def _met(length: Lengths, load: Load, pace: Pace, coming: Num, rows: Num, first:
     own = first if load.alone else length.prompt + (load.chunks - 1) * pace.held
     own = maximum(0, own - lag * pace.calm)
     each = coming / load.chunks / pace.mean
-    came = arrivals.after(each * own, arrivals.stages(load.alike, each * pace.held))
+    came = arrivals.after(each * own, _stages(load, each * pace.held))
     later = came / (1 - eta) / tokens
     return named("later", later, "prompts", "a round beyond the mean"), met
 
@@ -273,7 +297,7 @@ def _first(length: Lengths, load: Load, pace: Pace, beside: Num, coming: Num) ->
     """Seconds from the queue to the first token."""
     busy = pace.held + beside
     each = coming / load.chunks / pace.mean
-    even = arrivals.stages(load.alike, each * busy)
+    even = _stages(load, each * busy)
     # Evenly as they come, the prompt before is mostly through when the next one comes.
     over = each * (pace.mean + busy)
     fewer = arrivals.after(over, even) / maximum(NONE, over)
