@@ -1,5 +1,6 @@
 """Launch commands and their reverse: round trips, real commands as people paste them, refusals with names."""
 
+import itertools
 import json
 import shlex
 
@@ -67,6 +68,46 @@ def test_options_survive_the_round_trip(name, options):
     engine, layout = registry.get(name), Layout(tp=4)
     words = engine.command("m", layout, options)
     assert engine.parse(words, files=engine.files(layout, options)).options == options
+
+
+EXCHANGES = (None, "all_gather", "all_to_all", "all_to_all_node")
+CHOICES = [
+    *(Options(moe_exchange=e, dense_whole=on, head_over_tp=on) for e in EXCHANGES for on in (False, True)),
+    *(Options(kv_dtype=kv, mtp_tokens=1, eager=True) for kv in ("bfloat16", "float8_e4m3", "float8_e5m2", "fp4_e2m1")),
+    Options(lora_count=2),
+    Options(weight_dtype="float8_e4m3"),
+    Options(weight_dtype="int4"),
+]
+GRID = [
+    Layout(tp=tp, cp=cp, dp_attn=dp, pp=pp, dcp=dcp, ep=ep or tp * cp * dp, sequence_sharded=sharded)
+    for tp, cp, dp, pp in itertools.product((1, 2, 8), (1, 2), (1, 2, 8), (1, 3))
+    for dcp, ep, sharded in itertools.product((1, 2), (1, 4, 0), (False, True))
+    if tp % dcp == 0 and tp * cp * dp % (ep or 1) == 0
+]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(("experts", "mla"), [(256, True), (60, False), (0, False)])
+def test_a_layout_that_is_taken_under_some_options_has_a_command(make, name, experts, mla):
+    engine, model = registry.get(name), make(experts=experts, mla=mla, heads=128, kv_heads=2)
+    taken = 0
+    for options in CHOICES:
+        try:
+            engine.command("m", Layout(), options)
+        except InputError:  # options that no layout helps; all else is for `refuses` to say
+            continue
+        for layout in GRID:
+            if engine.refuses(model, layout, devices_per_node=8, options=options) is not None:
+                continue
+            taken += 1
+            assert engine.command("m", layout, options, nodes=2)
+            files = engine.files(layout, options)
+            parsed = engine.parse(engine.command("m", layout, options), model=model, files=files)
+            assert parsed.layout == layout
+            if name != "linkwise":  # its other options are in the plan file
+                read, given = (engine.convention_for(model, layout, o) for o in (parsed.options, options))
+                assert read == given
+    assert taken
 
 
 @pytest.mark.parametrize(

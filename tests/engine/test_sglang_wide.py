@@ -47,6 +47,39 @@ def test_the_published_deployment_is_legal() -> None:
     assert refused(72, WIDE) == "256 experts are not divisible by ep 72"
 
 
+def test_experts_over_some_ranks_are_refused_with_an_all_to_all() -> None:
+    # server_args.py: an all-to-all backend sets the expert degree to tp, which is all ranks of a stage.
+    options = Options(moe_exchange="all_to_all")
+    for layout in (Layout(tp=8), Layout(dp_attn=8), Layout(dp_attn=2, tp=4, ep=4, pp=2)):
+        refusal = SGLANG.refuses(DEEPSEEK, layout, devices_per_node=8, options=options)
+        assert refusal is not None and "spans all 8 ranks of a stage" in refusal.reason
+        assert refusal.ways == ({"ep": 8},)
+        assert SGLANG.refuses(DEEPSEEK, layout, devices_per_node=8) is None
+    assert SGLANG.refuses(DEEPSEEK, Layout(tp=8, ep=8), devices_per_node=8, options=options) is None
+    # A model without experts has no such degree to change.
+    refusal = SGLANG.refuses(model("llama-3.1-8b"), Layout(tp=8), devices_per_node=8, options=options)
+    assert refusal is not None and (refusal.change, refusal.ways) == ("leave moe_exchange out", ())
+
+
+def test_a_search_with_a_load_leaves_such_layouts_out() -> None:
+    load = {"isl": 2000, "osl": 200, "concurrency": 64}
+    free = api.plan("deepseek-v3", "8xh200-sxm", engine="sglang", exchange="all_to_all", **load)
+    assert free.layout.ep == free.layout.stage_size and "deepep" in free.command
+    left = {r.layout: r.shortfall for r in free.rejected}
+    assert (left[Layout(tp=8)].resource, left[Layout(tp=8)].change) == ("legality", "ep 8")
+    # The free choice beside a command is searched under the command's options.
+    given = api.plan(on="8xh200-sxm", from_command=COMMAND.replace("size 32", "size 8"), **load)
+    assert given.layout == Layout(dp_attn=8, ep=8)
+    assert any("a free choice for the same devices would be" in note for note in given.notes)
+
+
+def test_the_head_over_tp_is_printed_with_attention_replicas_alone() -> None:
+    # server_args.py: with dp 1 the flag is switched off, and beside plain replicas an assertion ends the start.
+    options = Options(head_over_tp=True)
+    assert "--enable-dp-lm-head" in SGLANG.command("m", Layout(dp_attn=2, tp=4), options)
+    assert "--enable-dp-lm-head" not in SGLANG.command("m", Layout(tp=4), options, replicas=2)
+
+
 def test_the_flags_are_read_and_printed() -> None:
     words = [*COMMAND.split()[3:], *FLAGS]
     read = SGLANG.parse(words)

@@ -70,7 +70,7 @@ class Sglang(FactEngine):
             changed |= {"moe_exchange": "all_to_all", "shared_over": "none"}
         if options.dense_whole:
             changed["mlp_over"] = "none"
-        if options.head_over_tp:
+        if _head_over_tp(layout, options):
             changed["head_over"] = "tp"
         return msgspec.structs.replace(self.convention, **changed) if changed else self.convention
 
@@ -78,6 +78,7 @@ class Sglang(FactEngine):
         convention = self.convention_for(model, layout, options)
         yield rules.stages(model, layout)
         yield rules.only_moe(model, layout, dense_dp="the gathered dense MLP of SGLang is not modelled")
+        yield _all_to_all(model, layout, options)
         if layout.sequence_sharded:
             yield Refusal(reason="SGLang has no sequence-sharded tensor parallelism", ways=({"sequence_sharded": 0},))
         if layout.cp > 1 and layout.dp_attn > 1:
@@ -159,7 +160,7 @@ class Sglang(FactEngine):
             "--ep-size": degree(layout.ep),
             "--moe-a2a-backend": _EXCHANGES[exchange] if exchange else None,
             "--moe-dense-tp-size": 1 if options.dense_whole else None,
-            "--enable-dp-lm-head": options.head_over_tp,
+            "--enable-dp-lm-head": _head_over_tp(layout, options),
             "--dtype": options.dtype,
             "--kv-cache-dtype": kv_word(options.kv_dtype, _KV_WORDS, where),
             "--quantization": online_quantization(options, where),
@@ -249,6 +250,24 @@ class Sglang(FactEngine):
             ignored=tuple(ignored),
             notes=tuple(notes),
         )
+
+
+def _all_to_all(model: Model, layout: Layout, options: Options) -> Refusal | None:
+    """An all-to-all backend makes the expert degree all ranks of a stage. Source: server_args.py, --moe-a2a-backend."""
+    if options.moe_exchange != "all_to_all" or layout.ep == layout.stage_size:
+        return None
+    if model.moe is None:
+        return Refusal(reason="moe_exchange all_to_all, but the model has no experts", change="leave moe_exchange out")
+    return Refusal(
+        reason=f"ep {layout.ep}: with moe_exchange all_to_all SGLang's expert parallelism spans all"
+        f" {layout.stage_size} ranks of a stage",
+        ways=({"ep": layout.stage_size},),
+    )
+
+
+def _head_over_tp(layout: Layout, options: Options) -> bool:
+    """Whether the head is split over tp alone: SGLang switches that off without attention data parallelism."""
+    return options.head_over_tp and layout.dp_attn > 1
 
 
 def _nodes(layout: Layout, per_node: int) -> Refusal | None:
