@@ -18,7 +18,7 @@ import linkwise as package
 from linkwise.api_pools import commands
 from linkwise.core.layout import Layout
 from linkwise.plan.frontier_types import Frontier, Offer
-from linkwise.report.frontier import instead
+from linkwise.report.frontier import choice, instead, lines
 from linkwise.workload.types import Targets, Workload
 
 
@@ -164,6 +164,26 @@ def test_settings_and_other_devices_are_carried_over(linkwise: Shell) -> None:
     assert "no command starts these: launch takes pools of tp and pp alone, on one cluster" in said
     mixed = Frontier(offers=(replace(one, prefill_layout=None),), choice=0, tried=1, devices=6)
     assert commands(mixed, load, model, on, None, given, today) == ()
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_screen_has_the_lines_once(better: bool) -> None:
+    """Beside a plan that they beat the lines follow the choice; beside one as good they are the front's alone."""
+    pair = Offer(
+        mode="separate", layout=Layout(tp=4), groups=1, batch=12, devices=10, tpot_s=0.02, ttft_s=1.0, rate_per_s=2.0,
+        tokens_per_s_per_device=60.0, meets=True, prefill_layout=Layout(tp=2), prefill_groups=3, for_rate_per_s=2.0,
+    )  # fmt: skip
+    plan = replace(
+        pair, mode="mixed", layout=Layout(tp=8), groups=2, devices=16, prefill_layout=None, prefill_groups=0,
+        tokens_per_s_per_device=37.5 if better else 60.0,
+    )  # fmt: skip
+    made = ("linkwise plan a -o prefill.json", "linkwise launch pair.json -o pools")
+    found = Frontier(offers=(pair,), choice=0, tried=2, devices=16, own=plan, commands=made)
+    assert [f"pools      {made[0]}" in screen for screen in (choice(found), lines(found))] == [better, not better]
+    none = replace(found, own=None)
+    assert [f"pools      {made[0]}" in screen for screen in (instead(none), choice(none), lines(none))] == [
+        True, False, False,
+    ]  # fmt: skip
 
 
 def test_so_many_replicas_as_asked(linkwise: Shell) -> None:

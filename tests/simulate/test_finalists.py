@@ -5,6 +5,8 @@ from msgspec.structs import replace
 
 pytest.importorskip("numba")
 
+import numpy as np
+
 import linkwise
 from linkwise import api_frontier
 from linkwise.cluster.read import load as cluster
@@ -14,7 +16,10 @@ from linkwise.engine.base import Options
 from linkwise.model.read import load as model
 from linkwise.plan.fit import Case
 from linkwise.plan.frontier_types import Frontier, Offer
+from linkwise.report.frontier import lines
 from linkwise.simulate.finalists import simulated
+from linkwise.simulate.load import scattered
+from linkwise.simulate.served import served
 from linkwise.workload.types import Targets, Workload
 
 VLLM = registry.get("vllm")
@@ -65,6 +70,54 @@ def test_separate_pools_run_as_pools() -> None:
     found = simulated(front(one), case())
     assert found.choice == 0
     assert found.offers[0].simulated_ttft_s > 0
+
+
+def long_case() -> Case:
+    """Tensor groups of two hold 8,912 tokens: prompts and answers of 8,300 fit, a fifth more does not."""
+    load = Workload(isl_tokens=8000, osl_tokens=300, targets=Targets(ttft_s=5.0, tpot_s=0.05))
+    return Case(model("llama-3.3-70b"), cluster("2x8xh100-sxm"), VLLM, Options(), load)
+
+
+def test_finalists_scatter_by_what_their_groups_hold() -> None:
+    slow = {"batch": 1, "tokens": 100.0, "tpot_s": 0.03, "ttft_s": 1.0}
+    mixed = offer(layout=Layout(tp=2), groups=8, **slow)
+    assert simulated(front(mixed), long_case()).offers[0].simulated_tpot_s is not None
+    # Prefill groups hold prompts alone, and 9,600 tokens of one are more than they hold.
+    pair = offer(mode="separate", layout=Layout(tp=4), groups=1, prefill_layout=Layout(tp=2), prefill_groups=3, **slow)
+    found = simulated(front(pair), long_case())
+    assert found.offers[0].simulated_tpot_s is not None
+    assert "not simulated" not in " ".join(found.notes)
+
+
+def test_the_scatter_is_what_the_smallest_pool_holds() -> None:
+    plan = linkwise.plan("llama-3.3-70b", "8xh200-sxm", tp=2, isl=8000, osl=300)
+    large = served(plan)
+    small = large._replace(kv_tokens=557 * 16)
+    # By hand: 20 % where there is room; one of 557 blocks is spare, 556 x 16 = 8,896 tokens for 8,300 and for 8,000.
+    assert scattered(8000, 300, large, None, 9, 0)[2] == 0.2
+    assert scattered(8000, 300, small, None, 9, 0)[2] == pytest.approx(8896 / 8300 - 1)
+    assert scattered(8000, 300, large, small, 9, 0)[2] == pytest.approx(8896 / 8000 - 1)
+    assert scattered(8000, 300, small, small, 9, 0)[2] == pytest.approx(8896 / 8300 - 1)
+    inputs, outputs, share = scattered(8900, 12, small, None, 9, 0)
+    assert (share, set(inputs), set(outputs)) == (0.0, {8900}, {12}), "no room: all are of the mean length"
+    # Both rounded up are a token more than the share says, never more than the context.
+    tight = large._replace(resolved=replace(large.resolved, max_model_len=25))
+    inputs, outputs, share = scattered(11, 11, tight, None, 1000, 0)
+    assert share > 0
+    assert np.max(inputs + outputs) <= 25
+
+
+def test_a_finalist_that_cannot_be_simulated_drops_out() -> None:
+    # A handover from cp ranks is not modelled: such a pair cannot be simulated, the mixed groups behind it can.
+    pair = offer(8, 900.0, mode="separate", groups=2, prefill_layout=Layout(cp=2), prefill_groups=1)
+    found = simulated(front(pair, offer(8, 500.0)), case())
+    assert found.choice == 1
+    assert found.offers[0].simulated_tpot_s is None
+    assert any("one finalist was not simulated" in note and "not modelled" in note for note in found.notes)
+    alone = simulated(front(pair), case())
+    assert alone.choice is None
+    assert "no finalist could be simulated: the choice is open" in alone.notes
+    assert "none of them could be simulated: no choice" in " ".join(map(str, lines(alone)))
 
 
 def test_without_the_event_loop_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ CLOSE = 0.05  # nearer than this, a plan is as good as another
 
 
 def choice(found: Frontier) -> list[str]:
-    """What the front says of the plan, in a line or two."""
+    """What the front says of the plan, in a line or two, and how separate pools that are better are made."""
     if not found.offers:
         return [NOTHING]
     what = f"{len(found.offers)} of {show_count(found.tried)} points, --pareto shows them"
@@ -26,7 +26,8 @@ def choice(found: Frontier) -> list[str]:
         words = "cheaper"
     else:
         words = "on fewer devices" if best.for_rate_per_s else "more a device"
-    return [*said, f"pareto     for {_aim(best)} {words} than the plan: {' '.join(_offer(best).split())}; {what}"]
+    offer = " ".join(_offer(best).split())
+    return [*said, f"pareto     for {_aim(best)} {words} than the plan: {offer}; {what}", *_files(found)]
 
 
 def instead(found: Frontier) -> list[str]:
@@ -38,7 +39,10 @@ def instead(found: Frontier) -> list[str]:
 
 
 def lines(found: Frontier) -> list[str]:
-    """The front from most tokens a device to most tokens a user; then the choice. At most SHOWN offers."""
+    """The front from most tokens a device to most tokens a user; then the choice. At most SHOWN offers.
+
+    It follows a screen, which has said how separate pools are made unless the plan is as good.
+    """
     if not found.offers:
         return []
     said = [
@@ -55,7 +59,8 @@ def lines(found: Frontier) -> list[str]:
         said.append(f"for {one.for_rate_per_s:g}/s   * {_offer(one)}")
     left = found.devices - one.devices
     said += [f"           the choice leaves {left} of {found.devices} devices unused"] if left else []
-    return [*said, *_files(found), *(f"           {note}" for note in found.notes)]
+    said += _files(found) if found.own is not None and not _better(one, found.own) else []
+    return [*said, *(f"           {note}" for note in found.notes)]
 
 
 def _aim(one: Offer) -> str:
@@ -89,6 +94,8 @@ def _none(found: Frontier) -> str:
     missed = sum(one.simulated_ttft_s is not None for one in found.offers)
     if missed:
         return f"{missed} offers were simulated and miss the targets there, or would by as much: no choice"
+    if any(one.meets for one in found.offers):
+        return "offers meet the targets in closed form, and none of them could be simulated: no choice"
     return "no offer that uses the devices to the full meets the targets"
 
 

@@ -1,8 +1,9 @@
 """The finalists of a search, simulated: does what the closed form promises hold, event by event?
 
 Each runs at the rate asked for, else in a closed loop of as many users as the closed form has requests at hand, with
-lengths scattered by a fifth around the mean (users of equal lengths would march in step). The choice is then the first
-finalist, in the order the closed form prefers, whose simulated means are inside the targets. The closed form is
+lengths scattered around the mean as `simulate` does it (users of equal lengths would march in step). The choice is then
+the first finalist, in the order the closed form prefers, whose simulated means are inside the targets. One that cannot
+be simulated is none. The closed form is
 furthest off at the edge of a target: after one that misses it, those of its kind that are hardly further inside are
 passed over.
 """
@@ -12,6 +13,7 @@ from math import gcd, inf, sqrt
 import numpy as np
 from msgspec.structs import replace
 
+from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
 from linkwise.plan.fit import Case
 from linkwise.plan.frontier_types import Frontier, Offer
@@ -19,21 +21,19 @@ from linkwise.plan.ledger import ledger
 from linkwise.plan.memory import within_length
 from linkwise.plan.offers import preference
 from linkwise.plan.ordering import irregular, ordered, subject_of
+from linkwise.simulate.load import scattered
 from linkwise.simulate.of_plan import pool_for, transfer_for
 from linkwise.simulate.rules import Pool, Rules, Run
 from linkwise.simulate.run import simulate
 from linkwise.simulate.served import Served
 from linkwise.simulate.tables import constant
 from linkwise.simulate.trials import measured
-from linkwise.workload import lengths
 from linkwise.workload.arrivals import Arrivals, times
-from linkwise.workload.lengths import Lengths
 from linkwise.workload.requests import Requests, requests
 from linkwise.workload.types import Targets
 
 MOST = 4  # offers simulated
 EACH, LEAST, LIMIT = 6, 400, 6000  # requests a user sends; of a run at least, at most
-SCATTER = (0.8, 1.2)
 
 
 def ready() -> None:
@@ -42,9 +42,9 @@ def ready() -> None:
 
 
 def simulated(found: Frontier, case: Case, prefill: Case | None = None, *, priced: bool = False) -> Frontier:
-    """The frontier with its finalists simulated, and the choice they leave. Raises InputError without numba."""
+    """The frontier with its finalists simulated, and the choice they leave."""
     offers, notes = list(found.offers), list(found.notes)
-    chosen, ran = None, 0
+    chosen, ran, failed = None, 0, list[str]()
     inside: dict[tuple[str, Layout], tuple[float, float]] = {}  # by kind: longest TTFT and TPOT that are still tried
     for at in _order(offers, priced):
         if ran == MOST or chosen is not None:
@@ -53,7 +53,11 @@ def simulated(found: Frontier, case: Case, prefill: Case | None = None, *, price
         longest = inside.get(kind)
         if longest is not None and (offers[at].ttft_s > longest[0] or offers[at].tpot_s > longest[1]):
             continue
-        one = _ran(offers[at], case, prefill)
+        try:
+            one = _ran(offers[at], case, prefill)
+        except InputError as error:
+            failed.append(str(error))
+            continue
         if one is None:
             continue
         ran, offers[at] = ran + 1, one
@@ -63,11 +67,16 @@ def simulated(found: Frontier, case: Case, prefill: Case | None = None, *, price
             inside[kind] = _further_inside(one, case.workload.targets)
     if found.choice is None:
         notes.append("no offer meets the targets in closed form: none was simulated")
+    elif ran == 0:
+        notes.append("no finalist could be simulated: the choice is open")
     elif chosen is None:
         several = f"{ran} finalists were" if ran != 1 else "one finalist was"
         notes.append(f"{several} simulated, and none of them meets the targets: the choice is open")
     else:
         notes.append(f"{ran} finalist{'s were' if ran > 1 else ' was'} simulated, the choice among them")
+    if failed:
+        several = f"{len(failed)} finalists were" if len(failed) > 1 else "one finalist was"
+        notes.append(f"{several} not simulated: {failed[0]}")
     return replace(found, offers=tuple(offers), choice=chosen, notes=tuple(notes))
 
 
@@ -104,7 +113,7 @@ def _ran(one: Offer, case: Case, prefill: Case | None) -> Offer | None:
         # Little's law: requests in both pools.
         users = max(1, round(one.rate_per_s / shared * (one.ttft_s + one.tpot_s * case.workload.osl_tokens)))
     part = None if one.for_rate_per_s is None else one.for_rate_per_s * counts[1] / one.groups
-    load = _load(decode, users, part)
+    load = _load(decode, first, users, part)
     run = Run() if part is not None else Run(users=users)
     if first is None:
         pools = [pool_for(decode, load, role="both", replicas=1)[0]]
@@ -145,15 +154,10 @@ def _group(case: Case, one: Offer, layout: Layout) -> Served | None:
     )  # fmt: skip
 
 
-def _load(group: Served, users: int, rate_per_s: float | None) -> Requests:
+def _load(group: Served, prefill: Served | None, users: int, rate_per_s: float | None) -> Requests:
     """Of so many users, all there at once, or at a rate (Poisson)."""
     number = min(max(EACH * users, LEAST), LIMIT)
-    work, most = group.workload, min(group.resolved.max_model_len, group.model.max_len) // 2
-    columns = [
-        lengths.tokens(
-            Lengths(mean=mean, kind="uniform", low=SCATTER[0], high=SCATTER[1], most=most), number, 0, stream
-        )
-        for mean, stream in ((work.isl_tokens, 1), (work.osl_tokens, 2))
-    ]
+    work = group.workload
+    inputs, outputs, _ = scattered(work.isl_tokens, work.osl_tokens, group, prefill, number, 0)
     at = np.zeros(number) if rate_per_s is None else times(Arrivals(rate_per_s=rate_per_s), number, 0)
-    return requests(at, columns[0], columns[1])._replace(cached_share=work.prefix_hit)
+    return requests(at, inputs, outputs)._replace(cached_share=work.prefix_hit)

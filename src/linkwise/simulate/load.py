@@ -10,7 +10,8 @@ import numpy as np
 from linkwise.core.errors import InputError
 from linkwise.core.units import show_time
 from linkwise.plan.types import Plan
-from linkwise.simulate.of_plan import longest_of
+from linkwise.simulate.of_plan import longest_of, rules_for
+from linkwise.simulate.served import Served, served
 from linkwise.workload import lengths, traces
 from linkwise.workload.arrivals import KINDS as ARRIVALS
 from linkwise.workload.arrivals import PERIODS, Arrivals, times
@@ -78,7 +79,7 @@ def load_of(plan: Plan, asked: Asked, seed: int = 0, prefill: Plan | None = None
     ):  # fmt: skip
         if value is not None and value not in known:
             raise InputError(f"{value[:40]!r}", where=name, expected="one of " + ", ".join(known))
-    found = _asked(plan, asked, seed)
+    found = _asked(plan, asked, seed, prefill)
     where = "simulate" if asked.trace is None else str(asked.trace)
     held, notes = _within(found.requests, longest_of(plan), asked, where)
     share, words = _cached(held, (prefill or plan).workload.prefix_hit)
@@ -95,7 +96,7 @@ def _cached(load: Requests, share: float) -> tuple[float, tuple[str, ...]]:
     return share, (f"{share:.0%} of each prompt is found cached, as the plan says: held in KV, not computed",)
 
 
-def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
+def _asked(plan: Plan, asked: Asked, seed: int, prefill: Plan | None) -> Load:
     rate, users, work = asked.rate_per_s, asked.users, plan.workload
     if rate is not None and users is not None:
         raise InputError("a rate and a closed loop", where="simulate", expected="one of --rate and --concurrency")
@@ -128,7 +129,7 @@ def _asked(plan: Plan, asked: Asked, seed: int) -> Load:
         logging.getLogger("linkwise").warning(
             "linkwise: %s requests are simulated%s: --requests N for fewer", f"{count:,}", each
         )
-    inputs, outputs, words = _lengths(plan, asked, count, seed)
+    inputs, outputs, words = _lengths(plan, asked, count, seed, prefill)
     said = {"period_s": _period(asked), "swing": asked.swing}
     stream = Arrivals(rate_per_s=rate or 1.0, kind=kind, **{k: v for k, v in said.items() if v is not None})
     at = np.zeros(count) if users else times(stream, count, seed)
@@ -206,21 +207,42 @@ OFF = 0.05  # a mean rate further off than this is said
 STAYS = {"mmpp": 8}  # periods that a run takes in where nobody says how long it is; one of others
 
 
-def _lengths(plan: Plan, asked: Asked, count: int, seed: int) -> tuple[Ints, Ints, str]:
+def scattered(
+    isl: int, osl: int, group: Served, prefill: Served | None, number: int, seed: int
+) -> tuple[Ints, Ints, float]:
+    """Prompts and answers around these means, and the share by which they go up and down: a fifth, or less where the
+    context or a replica's KV holds no more.
+
+    prefill: the group that computes prompts, where `group` only decodes. It holds no answers.
+    """
+    share = min(SCATTER, _room(group) / (isl + osl) - 1)
+    if prefill is not None:
+        share = min(share, _room(prefill) / isl - 1)
+    share = max(0.0, share)
+    specs = [Lengths(mean=mean, kind="uniform", low=1 - share, high=1 + share) for mean in (isl, osl)]
+    inputs, outputs = (lengths.tokens(spec, number, seed, stream) for stream, spec in enumerate(specs, 1))
+    return inputs, outputs, share
+
+
+def _room(group: Served) -> int:
+    """Tokens of the longest request of a scatter that a replica takes: a block is spare, and a token for rounding."""
+    rules = rules_for(group)[0]
+    longest = min(group.resolved.max_model_len, group.model.max_len)
+    return min(longest - 1, (rules.kv_blocks - 1) * rules.block_tokens - (rules.verify - 1))
+
+
+def _lengths(plan: Plan, asked: Asked, count: int, seed: int, prefill: Plan | None) -> tuple[Ints, Ints, str]:
     """Prompts and answers, drawn, and what they are in words."""
     kind, longest = asked.spread or SCATTERED, longest_of(plan)
     isl, osl = asked.isl or plan.workload.isl_tokens, asked.osl or plan.workload.osl_tokens
     words = f"{kind} lengths of {isl:,} in and {osl:,} out"
-    specs = [Lengths(mean=mean, kind=kind if kind != SCATTERED else "fixed") for mean in (isl, osl)]
+    if kind == SCATTERED:
+        first = None if prefill is None else served(prefill)
+        inputs, outputs, share = scattered(isl, osl, served(plan), first, count, seed)
+        return inputs, outputs, words + (f", {100 * share:.2g} % up and down" if share else ": no room to scatter them")
+    specs = [Lengths(mean=mean, kind=kind) for mean in (isl, osl)]
     if kind == "lognormal":  # a drawn request fits the context: neither half of it is longer than half
         specs = [Lengths(mean=mean, kind=kind, most=longest // 2) for mean in (isl, osl)]
-    elif kind == SCATTERED:
-        # No request of the scatter is longer than the context, or than a replica's KV.
-        spare = plan.resolved.block_tokens + plan.options.mtp_tokens
-        room = min(longest, (plan.ledger.kv_tokens or longest) // plan.layout.dp_attn - spare)
-        share = min(SCATTER, max(0.0, room / (isl + osl) - 1))
-        words += f", {100 * share:.2g} % up and down" if share else ": no room to scatter them"
-        specs = [Lengths(mean=mean, kind="uniform", low=1 - share, high=1 + share) for mean in (isl, osl)]
     inputs, outputs = (lengths.tokens(spec, count, seed, stream) for stream, spec in enumerate(specs, 1))
     return inputs, outputs, words
 
