@@ -13,7 +13,7 @@ from linkwise.core.layout import Layout
 from linkwise.core.quantity import Quantity, plain, value_of
 from linkwise.engine import registry
 from linkwise.engine.base import Options
-from linkwise.plan.batch import decode_batch, prefill_batch
+from linkwise.plan.batch import Batch, Part, decode_batch, prefill_batch
 from linkwise.plan.operate import MAX_PROMPT_LOAD, _mean_step, decode_step, kept, operation, prompt_chunks
 from linkwise.plan.time import Span, group_seconds, port_bandwidth, span, spans
 from linkwise.workload.types import Workload
@@ -154,6 +154,57 @@ def test_recorded_equals_float_equals_array(layout, batches, isl, osl, eager, en
             value = getattr(bare, field)
             assert value_of(getattr(kept, field)) == pytest.approx(value, rel=1e-12)
             assert np.broadcast_to(getattr(arrays, field), len(batches))[i] == pytest.approx(value, rel=1e-12)
+
+
+DEGREES = [
+    Layout(tp=tp, pp=pp, cp=cp, dp_attn=dp, dcp=dcp, ep=ep)
+    for tp, pp, cp, dp in ((4, 1, 1, 1), (4, 1, 1, 2), (2, 2, 1, 2), (2, 1, 2, 1), (2, 2, 2, 1), (2, 1, 2, 2))
+    for dcp in (1, 2, 4) if tp % dcp == 0
+    for ep in (1, tp * cp * dp)
+]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(DEGREES), st.lists(st.floats(0.01, 12.0), min_size=1, max_size=4), st.integers(1, 9_000),
+    st.integers(1, 400), st.sampled_from([0, 1]), st.sampled_from(["vllm", "sglang", "trtllm", "linkwise"]),
+)  # fmt: skip
+def test_requests_at_hand_that_are_no_whole_number_take_as_long_alone_as_in_an_array(
+    layout, at_hand, isl, osl, drafts, engine
+):
+    """What a search finds on arrays is what a plan says: also beside steps with no rows (0.01), or many (300)."""
+    load, where = Workload(isl_tokens=isl, osl_tokens=osl), cluster("8xh100-sxm")
+    rest = (layout, registry.get(engine), where, load, Options(mtp_tokens=0 if engine == "linkwise" else drafts))
+    every = [*at_hand, 0.01, 1.0, 300.0]
+    arrays = operation(tiny_mla(), *rest, np.array(every))
+    for i, batch in enumerate(every):
+        bare = operation(tiny_mla(), *rest, batch)
+        kept = operation(tiny_mla(), *rest, batch, given=Quantity.given)
+        for field in ("tpot", "ttft", "rate", "round", "spread"):
+            value = getattr(bare, field)
+            assert value_of(getattr(kept, field)) == pytest.approx(value, rel=1e-9)
+            assert np.broadcast_to(getattr(arrays, field), len(every))[i] == pytest.approx(value, rel=1e-9)
+        for step in ("decode", "mixed"):
+            one, found = getattr(bare, step).token, getattr(arrays, step).token
+            assert np.broadcast_to(found, len(every))[i] == pytest.approx(one, rel=1e-12)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=4, dcp=4), Layout(cp=2, tp=2, dcp=2), Layout(cp=4)])
+def test_steps_of_an_array_take_as_long_as_each_alone(layout):
+    """Two steps, of which one has no rows that decode, or no prompt: calls for those are the other's alone."""
+    where = cluster("8xh100-sxm")
+
+    def step(prompts, rows):
+        return Batch("mixed", (Part(prompts, 64, 32, prompt=True), Part(rows, 1, 100)), rows + prompts)
+
+    for cases in ([(1, 0), (1, 3)], [(0, 3), (1, 3)]):
+        prompts, rows = (np.array(column, dtype=float) for column in zip(*cases, strict=True))
+        both = group_seconds(tiny_mla(), layout, TEXTBOOK, where, step(prompts, rows), Options()).stages[0].comm
+        for i, (some, beside) in enumerate(cases):
+            parts = tuple(part for part in step(some, beside).parts if part.requests)
+            alone = Batch("mixed", parts, beside + some)
+            seconds = group_seconds(tiny_mla(), layout, TEXTBOOK, where, alone, Options()).stages[0].comm
+            assert both[i] == pytest.approx(seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 from linkwise.cluster.types import Cluster
 from linkwise.core.errors import InputError
 from linkwise.core.layout import Layout
-from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, times, total
+from linkwise.core.quantity import Given, Num, ceil_div, maximum, minimum, named, plain, times, total, where
 from linkwise.engine.base import Convention, Engine, Options
 from linkwise.model.types import Model
 from linkwise.plan import step_work
@@ -38,6 +38,7 @@ from linkwise.plan.places import (
 )  # fmt: skip
 from linkwise.plan.step import kv_dtype_of, stage_ops
 from linkwise.plan.step_work import US, Block, Work
+from linkwise.plan.types import Op
 from linkwise.plan.writer import unlike_loads
 
 __all__ = [
@@ -255,12 +256,12 @@ def _layer_counts(
 def _exposed(
     stock: Inventory, stage: Stage, layout: Layout, engine: Engine, cluster: Cluster, batch: Batch, options: Options,
     places: dict[str, Span], given: Given, known: "Calls | None",
-) -> list[tuple[int, Num]]:  # fmt: skip
+) -> list[tuple[Num, Num]]:  # fmt: skip
     """Calls of each op of the step, and their seconds together."""
     eager = options.eager or not engine.defaults.cuda_graphs
     place = place_of(layout, places, cluster)
     convention = engine.convention_for(stock.model, layout, options)
-    result: list[tuple[int, Num]] = []
+    result: list[tuple[Num, Num]] = []
     for op in stage_ops(stock, stage, layout, engine, batch, options, place=place, given=given):
         same = op.role, op.kind, op.group, op.size, op.dtype
         if known is not None and same in known and np.array_equal(known[same][1], op.S_bytes):
@@ -269,8 +270,20 @@ def _exposed(
             one = op_seconds(op, places[op.group], cluster, convention, eager=eager, given=given)
         if known is not None:
             known[same] = one, op.S_bytes
-        result.append((op.repeat, named(f"{op.role}.all", times(op.repeat, one), "s")))
+        calls, one = _made(op, one)
+        result.append((calls, named(f"{op.role}.all", times(op.repeat, one), "s")))
     return result
+
+
+def _made(op: Op, one: Num) -> tuple[Num, Num]:
+    """Calls of an op and seconds of one; none in those of an array's steps that have nothing for it.
+
+    A step alone has no such op (plan/step.py); an array of steps has it where any of them does.
+    """
+    if not isinstance(op.S_bytes, np.ndarray) or np.all(op.S_bytes):
+        return op.repeat, one
+    some = op.S_bytes > 0
+    return times(op.repeat, some), where(some, one, 0.0)
 
 
 def _attention(
