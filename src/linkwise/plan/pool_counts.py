@@ -19,7 +19,6 @@ from linkwise.plan.pools import Pool
 
 Floats = npt.NDArray[np.float64]
 NEWTON = 6  # steps to the load of a queue, from a start within a third of it
-TURNS = 3  # to the split of the devices from one prefill group
 
 
 class Both(NamedTuple):
@@ -167,15 +166,25 @@ def splits(both: Both, loads: Loads) -> Splits | None:
     most = (size - rd) // rp if both.elsewhere is None else both.elsewhere // rp
     if most < 1 or size < rd or not len(loads.batches):
         return None
-    even, shared = np.ones(len(loads.batches)), both.elsewhere is None
-    for _ in range(TURNS):  # the more prefill groups, the less of one a prompt costs
-        prefill_s = prefill_seconds(both, loads.slack, even)
+    shared = both.elsewhere is None
+
+    def answers(prompts: Floats) -> Floats:
+        return np.floor((size - prompts * rp) / rd) if shared else np.full(prompts.shape, float(size // rd))
+
+    def even(prefill_s: Floats) -> Floats:
         per_answer = rp * prefill_s + rd * loads.decode_s if shared else loads.decode_s
-        even = np.clip(np.floor((size if shared else float(size // rd)) * prefill_s / per_answer), 1, most)
-    prompts = np.clip(even + np.arange(-(rd // rp) - 2.0 if shared else -1.0, 3.0)[:, None], 1, most)
-    answers = np.floor((size - prompts * rp) / rd) if shared else np.full(prompts.shape, float(size // rd))
+        return np.clip(np.floor((size if shared else float(size // rd)) * prefill_s / per_answer), 1, most)
+
+    # The fewest that serve what decode groups take: between those that prompts fill and those that queue alone.
+    low = np.maximum(1, even(prefill_seconds(both, np.full(len(loads.slack), np.inf), 1)) - 1)
+    high = np.minimum(most, even(loads.prefill_s) + 2)
+    while (low < high).any():
+        middle = np.floor((low + high) / 2)
+        enough = middle / prefill_seconds(both, loads.slack, middle) >= answers(middle) / loads.decode_s
+        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+    prompts = np.clip(low + np.arange(-(rd // rp) - 1.0 if shared else -1.0, 2.0)[:, None], 1, most)
     prefill_s = prefill_seconds(both, loads.slack, prompts)
-    return Splits(prompts, answers, np.minimum(prompts / prefill_s, answers / loads.decode_s))
+    return Splits(prompts, answers(prompts), np.minimum(prompts / prefill_s, answers(prompts) / loads.decode_s))
 
 
 def _best(good: Floats, cost: Floats) -> int:
