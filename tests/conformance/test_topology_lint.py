@@ -59,8 +59,8 @@ EXPECTED: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[str]]] = {
     "smi_topo/v100_4gpu_nv2_c4140_1nic.txt": ([("shared-nic", ALL8[:4]), ("no-gpudirect", ALL8[:4])], []),
     # A PCIe view: whether the GPUs have NVLink it does not say.
     "smi_topo/topo_mp_h20_8gpu_pcie_only_view.txt": ([], ["view-hides-nvlink", "peer-across-sockets"]),
-    # GPUs with memory of their own on the NUMA list (Grace): SYS is what nvidia-smi calls everything there, and a NIC of
-    # the GPU's own CPU is read directly over C2C (NCCL_NET_GDR_C2C, on by default since NCCL 2.27).
+    # GPUs with memory of their own on the NUMA list (Grace): SYS is what nvidia-smi calls everything there, and a NIC
+    # of the GPU's own CPU is read directly over C2C (NCCL_NET_GDR_C2C, on by default since NCCL 2.27).
     "smi_topo/gb200_sglang11208_partial_numa_lists.txt": ([], ["cut", "nic-other-socket"]),
     # Every GPU's nvlink record has the GPU itself as its target; one NIC on NUMA 0, gdr="0"; every pair SYS.
     "nccl_xml/ncv4-topo.xml": (
