@@ -97,7 +97,6 @@ def test_collectives_and_weights(tmp_path: Path, name: str) -> None:
     held = {rank: ledger.bytes_of("weights") for ledger in found.ledger.ranks for rank in ledger.ranks}
     logged = {rank: note["sizes"][0] for rank, said in notes.items() for note in said if note["kind"] == "weights"}
     print(f"\n{name}: weights {logged}, ledger {held}")
-    # vLLM keeps the bias of DeepSeek's router in float32 (so do its real checkpoints; these random ones have bfloat16).
-    biases = sum(layer.ffn == "moe" for layer in model.layers) * config.get("n_routed_experts", 0) * 2
-    assert logged == {rank: size + biases for rank, size in held.items()}
+    # Also the bias of DeepSeek's router, which vLLM keeps in float32 where these random checkpoints have bfloat16.
+    assert logged == held
     print(f"{name}: {dict(steps(notes[0])[0][1])} of a prefill step of {PROMPT} tokens")
